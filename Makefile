@@ -1,0 +1,85 @@
+# Everything runs in a private environment under .venv, made on first use and brought up to date when what it was made
+# from changes. Needed beforehand: python3 (3.10 or newer, with its venv module and headers), make and g++.
+#
+#   make demo      the speed table, then a one-minute training on handwritten digits
+#   make test      the tests
+#   make lint      ruff, mypy and clang-format
+#   make bench     every row of the core speed table (some minutes)
+#   make sanitize  the kernel tests under the address and undefined-behaviour sanitizers
+#   make clean     remove all that the above made, the environment included
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check
+PACKAGES := $(VENV)/packages.stamp
+LINTERS := $(VENV)/linters.stamp
+BUILT := $(VENV)/built.stamp
+CSRC := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.hpp' -o -name '*.inc' 2>/dev/null)
+
+# What could leak in from the caller's shell: other Python environments, and compiler flags, of which -march=native
+# or -ffast-math would change what the kernels compute.
+unexport PYTHONPATH PYTHONHOME PYTHONSTARTUP VIRTUAL_ENV CONDA_PREFIX PIP_USER PIP_TARGET PIP_PREFIX
+unexport CFLAGS CXXFLAGS CPPFLAGS LDFLAGS TRIPLETOPS_SANITIZE
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+
+.PHONY: demo test lint bench sanitize clean
+
+demo: $(BUILT)
+	@$(PY) -m train_ref.demo
+
+test: $(BUILT)
+	@$(PY) -m pytest
+
+lint: $(BUILT) $(LINTERS)
+	ruff check .
+	ruff format --check .
+	$(PY) -m mypy
+	clang-format --dry-run -Werror $(CSRC)
+
+bench: $(BUILT)
+	@$(PY) -m bench core
+
+# The sanitizers' run-time has to be in the process before Python is, and with it the C++ library whose exceptions
+# it watches. The conftest is left out, for it brings torch.
+sanitize: $(BUILT)
+	TRIPLETOPS_SANITIZE=1 $(PY) setup.py -q build_ext --build-lib build/sanitize --build-temp build/sanitize/objects
+	TRIPLETOPS_KERNELS_PATH="$$(ls build/sanitize/tripletops/_kernels*.so)" \
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
+	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONMALLOC=malloc \
+	$(PY) -m pytest --noconftest -p no:cacheprovider tests/test_kernels.py
+
+clean:
+	rm -rf $(VENV) build dist results *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -f tripletops/*.so
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/pyvenv.cfg:
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is missing: install Python 3.10 or newer" >&2; exit 1; }
+	@command -v g++ >/dev/null || { echo "g++ is missing: install it (Debian, Ubuntu: apt install g++)" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+	  || { echo "$$($(PYTHON) -V) is too old: 3.10 or newer is needed (make PYTHON=python3.12 ...)" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
+	  || { echo "$(PYTHON) has no venv module: install it (Debian, Ubuntu: apt install python3-venv)" >&2; exit 1; }
+	@$(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' \
+	  || { echo "$(PYTHON) has no headers: install them (Debian, Ubuntu: apt install python3-dev)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# torch and the build tools come first: the extension is built without isolation, against this very torch.
+$(PACKAGES): $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
+	@echo "Installing torch and the build tools into $(VENV): minutes where the downloads are slow"
+	@$(PIP) install -qq -c constraints.txt torch numpy 'setuptools>=77' 'pybind11>=2.13' ninja
+	@touch $@
+
+$(BUILT): $(PACKAGES) setup.py $(CSRC)
+	@echo "Building tripletops"
+	@$(PIP) install -qq -c constraints.txt --no-build-isolation -e '.[test]'
+	@touch $@
+
+$(LINTERS): $(PACKAGES)
+	@$(PIP) install -qq -c constraints.txt ruff mypy clang-format
+	@touch $@

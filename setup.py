@@ -1,0 +1,80 @@
+"""Build the two compiled parts of tripletops; everything else is said in pyproject.toml.
+
+`tripletops._C` holds the torch ops on torch's stable ABI and is loaded with `torch.ops.load_library`: it has
+no `PyInit`, so one file serves every Python and every torch from 2.10 on. `tripletops._kernels` shows the
+kernels to the tests on NumPy arrays, and knows nothing of torch. They are compiled once, linked into both.
+
+`TRIPLETOPS_SANITIZE=1` builds `_kernels` alone, under the address and undefined-behaviour sanitizers.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pybind11
+from setuptools import Extension, setup
+from torch.utils.cpp_extension import BuildExtension, include_paths, library_paths
+
+SANITIZE = os.environ.get("TRIPLETOPS_SANITIZE") == "1"
+TORCH_TARGET = "0x020a000000000000"  # 2.10, a byte each: the oldest torch that can load the ops
+
+CSRC = Path("csrc")
+KERNELS = sorted(str(path) for path in [CSRC / "dispatch.cpp", *CSRC.glob("kernels/*.cpp")])
+HEADERS = sorted(str(path) for pattern in ("*.h", "*.hpp", "*.inc") for path in CSRC.rglob(pattern))
+
+# Wider instruction sets are switched on by pragmas in their own files; a flag here would reach the baseline.
+# The compiler must not fuse multiply and add by itself: the digits would change with the machine.
+FLAGS = ["-std=c++17", "-O3", "-g0", "-ffp-contract=off", "-fvisibility=hidden", "-Wall", "-Wextra"]
+LINK_FLAGS: list[str] = []
+if SANITIZE:
+    sanitizers = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    FLAGS += ["-O1", "-g", "-fno-omit-frame-pointer", *sanitizers]
+    LINK_FLAGS += sanitizers
+
+
+class Build(BuildExtension):
+    """torch's ninja build, with the kernels compiled once for all extensions."""
+
+    kernel_objects: list[str] | None = None
+
+    def build_extension(self, ext: Any) -> None:
+        if self.kernel_objects is None:
+            self.kernel_objects = self.compiler.compile(
+                KERNELS,
+                output_dir=self.build_temp,
+                include_dirs=[os.path.abspath(CSRC)],
+                extra_postargs=FLAGS,
+                depends=HEADERS,
+            )
+        ext.extra_objects = [*ext.extra_objects, *self.kernel_objects]
+        super().build_extension(ext)
+
+
+def extension(name: str, source: str, *, headers: list[str], flags: list[str], **options: Any) -> Extension:
+    system = [f"-isystem{path}" for path in headers]  # no warnings out of other people's headers
+    return Extension(
+        name,
+        [str(CSRC / source)],
+        include_dirs=[os.path.abspath(CSRC)],
+        extra_compile_args=[*FLAGS, *system, *flags],
+        extra_link_args=LINK_FLAGS,
+        depends=[*KERNELS, *HEADERS],
+        language="c++",
+        **options,
+    )
+
+
+ops = extension(
+    "tripletops._C",
+    "ops.cpp",
+    headers=include_paths(),
+    flags=[f"-DTORCH_TARGET_VERSION={TORCH_TARGET}"],
+    library_dirs=library_paths(),
+    libraries=["torch", "torch_cpu"],
+    py_limited_api=True,
+)
+kernels = extension("tripletops._kernels", "module.cpp", headers=[pybind11.get_include()], flags=[])
+
+setup(ext_modules=[kernels] if SANITIZE else [ops, kernels], cmdclass={"build_ext": Build})
