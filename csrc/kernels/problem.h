@@ -1,0 +1,134 @@
+// What the kernels are given and what they give back: plain structs on raw pointers, shared by the
+// instruction-set variants (which may define no weak symbol) and by the driver in mining.cpp.
+#pragma once
+
+#include <cstdint>
+
+namespace tripletops {
+
+// The order of every enum is the order of the word tables in tripletops/ops.py.
+enum class Positive : int { hard, easy, random };
+enum class Negative : int { hard, semihard, easy, random };
+enum class Distance : int { euclidean, sqeuclidean, cosine };
+enum class Loss : int { margin, soft_margin, first_order, second_order };
+enum class Reduction : int { mean, mean_nonzero, sum, none };
+
+// What is kept of a tile for each anchor. `beyond` is the nearest candidate strictly farther than the
+// anchor's floor.
+enum class Rule : int { nothing, nearest, farthest, beyond };
+
+enum class Storage : int { float32, float64, float16, bfloat16 };
+
+// A matrix as the user holds it. `stride` counts elements from row to row; the elements of a row are
+// adjacent.
+struct Rows {
+  const void* data = nullptr;
+  int64_t count = 0;
+  int64_t width = 0;
+  int64_t stride = 0;
+  Storage storage = Storage::float32;
+};
+
+// x * scale / norm is the unit row; scale is a power of two that keeps the squares of extreme rows finite.
+// The norm of a zero row is given as infinity, which makes its unit row zero.
+struct Normaliser {
+  double scale = 1;
+  double norm = 1;
+};
+
+// How a row becomes what the Gram product is taken of: x * scale - centre, or the unit row - centre.
+template <class T>
+struct Frame {
+  const T* centre = nullptr;  // (width,), already scaled
+  T scale = 1;                // a power of two that keeps every product finite
+};
+
+// Rows packed for the Gram product, `lanes` of them to a panel: packed[d * lanes + lane].
+template <class T>
+struct Panels {
+  T* packed = nullptr;
+  T* half_norms =
+      nullptr;  // |x|^2 / 2 of each row; NaN behind the last one, so that no comparison picks padding
+  int32_t* first = nullptr;  // the smallest index in each panel
+};
+
+// One side of the Gram product, its rows ordered by class.
+template <class T>
+struct Side {
+  int32_t count = 0;
+  int32_t lanes = 0;
+  const int32_t* index = nullptr;  // position -> row as the user counts
+  const int32_t* group = nullptr;  // position -> class, ascending
+  Panels<T> panels;                // all of them, or none where they are packed as they are needed
+};
+
+// The best candidate of each anchor so far. Keys are minimised; a tie goes to the smaller index.
+template <class T>
+struct Picks {
+  T* key = nullptr;
+  int32_t* index = nullptr;
+};
+
+constexpr int32_t kBufferRows = 64;  // at least a panel's columns, or twice a tile's rows and a vector more
+constexpr int32_t kNobody = INT32_MAX;  // an index larger than every candidate's
+
+template <class T>
+struct Walk {
+  Side<T> anchors, candidates;
+  int64_t width = 0;
+  bool symmetric = false;                    // the two sides are the same rows
+  bool exclude_self_everywhere = false;      // self_index may name a row of another class
+  const int32_t* self_position = nullptr;    // anchor position -> candidate position, or -1
+  const int32_t* candidate_begin = nullptr;  // class -> first candidate position; one more entry at the end
+  Rule positive = Rule::nothing, negative = Rule::nothing;
+  const T* floor = nullptr;  // Rule::beyond: the key of each anchor's positive
+};
+
+// The two distances' rows of one pair and what is needed to measure them.
+template <class T>
+struct Pair {
+  const T *x = nullptr, *y = nullptr;
+  Normaliser x_unit, y_unit;
+};
+
+// The functions that every instruction-set variant provides for one compute type.
+template <class T>
+struct Kernels {
+  int tile_rows, panel_columns;
+
+  // Row `row` as T: in place where it is stored so, else unpacked into `buffer`.
+  const T* (*load)(const Rows&, int64_t row, T* buffer);
+  void (*store)(const double* values, int64_t width, Storage, void* row);
+  bool (*all_finite)(const T* values, int64_t count);
+  // Adds the deviations of rows [begin, end) of `index` from `origin`, times `shrink`, to sums and stores the
+  // largest in spread; with `units` it normalises the rows first. A non-finite element makes its sum
+  // non-finite.
+  void (*survey)(const Rows&, const int32_t* index, int32_t begin, int32_t end, const T* origin, T shrink,
+                 Normaliser* units, T* sums, T* spread, T* buffer);
+  // The framed row, and half its squared norm; `unit` is null but for cosine. Rounds as `pack` does.
+  T (*frame)(const T* row, const Frame<T>&, const Normaliser* unit, int64_t width, T* framed);
+  // Packs panel `panel` of `side` into the first of `panels`. `buffer`: kBufferRows rows and more.
+  void (*pack)(const Rows&, const Frame<T>&, const Normaliser* units, const Side<T>& side, int32_t panel,
+               const Panels<T>& panels, T* buffer);
+  // Selection over anchor tiles [tile_begin, tile_end) x candidate panels [panel_begin, panel_end); `panels`
+  // holds the latter from the first one on.
+  void (*walk)(const Walk<T>&, int32_t tile_begin, int32_t tile_end, int32_t panel_begin, int32_t panel_end,
+               const Panels<T>& panels, Picks<T> positives, Picks<T> negatives, T* products);
+  // The key that `walk` computes for an anchor and a framed candidate, bit for bit.
+  T (*key)(const Walk<T>&, int32_t anchor, const T* framed, T half_norm);
+  // The candidate index with the largest hash among positions [begin, end), given the best hash so far (if
+  // any).
+  bool (*draw)(uint64_t row_seed, const int32_t* index, int32_t begin, int32_t end, bool any, uint32_t* best);
+  Normaliser (*normalise)(const T* row, int64_t width);
+  double (*measure)(const Pair<T>&, int64_t width, Distance, double scale);
+  // sums += weight * d(distance)/dx, where x is the row that receives and y the other one of the pair.
+  void (*pull)(const Pair<T>&, int64_t width, Distance, double distance, double weight, double* sums);
+};
+
+struct Variant {
+  const char* name;
+  Kernels<float> single;
+  Kernels<double> twice;
+};
+
+}  // namespace tripletops

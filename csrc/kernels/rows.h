@@ -1,0 +1,329 @@
+// Work on single rows: unpacking half precision, the survey before packing, packing, exact distances and
+// gradients.
+#pragma once
+
+#include <utility>
+
+#include "hash.h"
+#include "problem.h"
+#include "tile.h"
+
+namespace tripletops {
+namespace {
+
+TRIPLETOPS_INLINE float from_bits(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+TRIPLETOPS_INLINE uint32_t to_bits(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+TRIPLETOPS_INLINE float from_bfloat16(uint16_t half) { return from_bits(uint32_t(half) << 16); }
+
+TRIPLETOPS_INLINE float from_float16(uint16_t half) {
+  const uint32_t magnitude = uint32_t(half & 0x7fff) << 13;
+  const float finite = from_bits(magnitude) * 0x1p112f;  // moves the exponent; subnormals become normal
+  const uint32_t special = magnitude >= 0x0f800000 ? 0x7f800000 : 0;
+  return from_bits(to_bits(finite) | special | uint32_t(half & 0x8000) << 16);
+}
+
+TRIPLETOPS_INLINE uint16_t to_bfloat16(float value) {
+  const uint32_t bits = to_bits(value);
+  if (value != value) return uint16_t(bits >> 16 | 0x40);
+  return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+TRIPLETOPS_INLINE uint16_t to_float16(float value) {
+  const uint32_t bits = to_bits(value);
+  const uint16_t sign = uint16_t(bits >> 16 & 0x8000);
+  const uint32_t magnitude = bits & 0x7fffffff;
+  if (magnitude > 0x7f800000) return uint16_t(sign | 0x7e00);
+  if (magnitude >= 0x477ff000) return uint16_t(sign | 0x7c00);  // 65520 and beyond round to infinity
+  if (magnitude <
+      0x38800000)  // adding 1/2 lines the subnormal half's last bit up with the float's, which rounds it
+    return uint16_t(sign | (to_bits(from_bits(magnitude) + 0.5f) - 0x3f000000));
+  return uint16_t(sign | (magnitude + 0xc8000fff + (magnitude >> 13 & 1)) >> 13);
+}
+
+template <class T>
+const T* load_row(const Rows& rows, int64_t row, T* buffer) {
+  const int64_t at = row * rows.stride;
+  if constexpr (sizeof(T) == sizeof(double)) {
+    return static_cast<const double*>(rows.data) + at;
+  } else {
+    if (rows.storage == Storage::float32) return static_cast<const float*>(rows.data) + at;
+    const uint16_t* halves = static_cast<const uint16_t*>(rows.data) + at;
+    if (rows.storage == Storage::float16)
+      for (int64_t d = 0; d < rows.width; ++d) buffer[d] = from_float16(halves[d]);
+    else
+      for (int64_t d = 0; d < rows.width; ++d) buffer[d] = from_bfloat16(halves[d]);
+    return buffer;
+  }
+}
+
+void store_row(const double* values, int64_t width, Storage storage, void* row) {
+  switch (storage) {
+    case Storage::float64:
+      std::memcpy(row, values, size_t(width) * sizeof(double));
+      break;
+    case Storage::float32:
+      for (int64_t d = 0; d < width; ++d) static_cast<float*>(row)[d] = float(values[d]);
+      break;
+    case Storage::float16:
+      for (int64_t d = 0; d < width; ++d) static_cast<uint16_t*>(row)[d] = to_float16(float(values[d]));
+      break;
+    case Storage::bfloat16:
+      for (int64_t d = 0; d < width; ++d) static_cast<uint16_t*>(row)[d] = to_bfloat16(float(values[d]));
+      break;
+  }
+}
+
+// Sums over a row run in eight lanes, so that they vectorise without licence to reorder.
+template <class Term>
+TRIPLETOPS_INLINE double sum_over(int64_t width, Term term) {
+  double lanes[8] = {};
+  int64_t d = 0;
+  for (; d + 8 <= width; d += 8)
+    for (int lane = 0; lane < 8; ++lane) lanes[lane] += term(d + lane);
+  for (int lane = 0; d < width; ++d, ++lane) lanes[lane] += term(d);
+  return ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
+}
+
+template <class T>
+TRIPLETOPS_INLINE double largest_magnitude(const T* row, int64_t width) {
+  T largest = 0;
+  for (int64_t d = 0; d < width; ++d) {
+    const T magnitude = row[d] < 0 ? -row[d] : row[d];
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  return double(largest);
+}
+
+// A power of two that brings `magnitude` near 1.
+TRIPLETOPS_INLINE double power_of_two_for(double magnitude) {
+  int exponent = magnitude > 0 ? __builtin_ilogb(magnitude) : 0;
+  exponent = exponent > 1000 ? 1000 : exponent < -1000 ? -1000 : exponent;
+  const uint64_t bits = uint64_t(1023 - exponent) << 52;
+  double power;
+  std::memcpy(&power, &bits, sizeof power);
+  return power;
+}
+
+TRIPLETOPS_INLINE bool is_zero_row(const Normaliser& unit) { return unit.norm == __builtin_inf(); }
+
+template <class T>
+Normaliser normalise(const T* row, int64_t width) {
+  Normaliser unit;
+  double square = sum_over(width, [&](int64_t d) { return double(row[d]) * double(row[d]); });
+  if (!(square > 0x1p-900 && square < 0x1p900)) {
+    unit.scale = power_of_two_for(largest_magnitude(row, width));
+    const double scale = unit.scale;
+    square = sum_over(width, [&](int64_t d) { return double(row[d]) * scale * (double(row[d]) * scale); });
+  }
+  unit.norm = square > 0 ? __builtin_sqrt(square) : __builtin_inf();
+  return unit;
+}
+
+template <class T>
+bool all_finite(const T* values, int64_t width) {
+  const T limit = sizeof(T) == sizeof(float) ? T(__FLT_MAX__) : T(__DBL_MAX__);
+  int outside = 0;
+  for (int64_t d = 0; d < width; ++d) outside |= !(values[d] <= limit && values[d] >= -limit);
+  return !outside;
+}
+
+template <class T>
+void make_unit(const T* row, const Normaliser& unit, int64_t width, T* result) {
+  for (int64_t d = 0; d < width; ++d) result[d] = T(double(row[d]) * unit.scale / unit.norm);
+}
+
+template <class T>
+void survey(const Rows& rows, const int32_t* index, int32_t begin, int32_t end, const T* origin, T shrink,
+            Normaliser* units, T* sums, T* spread, T* buffer) {
+  constexpr int lanes = kLanes<T>;
+  const int64_t width = rows.width;
+  Vector<T> nearest = Vector<T>{};  // minus the largest deviation: one operation keeps the least, and no NaN
+  T farthest = 0;
+  for (int32_t i = begin; i < end; ++i) {
+    const T* row = load_row(rows, index[i], buffer);
+    if (units) {
+      units[index[i]] = normalise(row, width);
+      make_unit(row, units[index[i]], width, buffer);
+      row = buffer;
+    }
+    int64_t d = 0;
+    for (; d + lanes <= width; d += lanes) {
+      const Vector<T> deviation = load_vector<T>(row + d) * shrink - load_vector<T>(origin + d) * shrink;
+      store_vector(load_vector<T>(sums + d) + deviation, sums + d);
+      nearest = keep_least(deviation < 0 ? deviation : -deviation, nearest);
+    }
+    for (; d < width; ++d) {
+      const T deviation = row[d] * shrink - origin[d] * shrink;
+      sums[d] += deviation;
+      const T magnitude = deviation < 0 ? -deviation : deviation;
+      farthest = magnitude > farthest ? magnitude : farthest;
+    }
+  }
+  for (int lane = 0; lane < lanes; ++lane) farthest = -nearest[lane] > farthest ? -nearest[lane] : farthest;
+  *spread = farthest;
+}
+
+template <bool high, class V, size_t... i>
+TRIPLETOPS_INLINE V interleave(V a, V b, std::index_sequence<i...>) {
+  constexpr int lanes = sizeof...(i), from = high ? lanes / 2 : 0;
+  return __builtin_shufflevector(a, b, (i % 2 * lanes + i / 2 + from)...);
+}
+
+// Interleaving row i with row i + lanes / 2, log2(lanes) times over, transposes the square.
+template <class T>
+TRIPLETOPS_INLINE void transpose(Vector<T> (&square)[kLanes<T>]) {
+  constexpr int lanes = kLanes<T>;
+  constexpr auto all = std::make_index_sequence<lanes>{};
+#pragma GCC unroll 4
+  for (int round = 1; round < lanes; round *= 2) {
+    Vector<T> next[lanes];
+#pragma GCC unroll 8
+    for (int i = 0; i < lanes / 2; ++i) {
+      next[2 * i] = interleave<false>(square[i], square[i + lanes / 2], all);
+      next[2 * i + 1] = interleave<true>(square[i], square[i + lanes / 2], all);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < lanes; ++i) square[i] = next[i];
+  }
+}
+
+// packed[d * lanes + lane] = rows[lane * width + d]. Rows up to the next whole vector are read, and up to a
+// vector is written behind the end.
+template <int lanes, class T>
+TRIPLETOPS_INLINE void interleave_rows(const T* rows, int64_t width, T* packed) {
+  constexpr int w = kLanes<T>, blocks = (lanes + w - 1) / w;
+  int64_t d = 0;
+  for (; d + w <= width; d += w) {
+    Vector<T> square[blocks][w];
+#pragma GCC unroll 2
+    for (int block = 0; block < blocks; ++block) {
+#pragma GCC unroll 16
+      for (int r = 0; r < w; ++r) square[block][r] = load_vector<T>(rows + (block * w + r) * width + d);
+      transpose<T>(square[block]);
+    }
+    // In ascending order: what a partial vector spills over is overwritten by the next store.
+#pragma GCC unroll 16
+    for (int k = 0; k < w; ++k)
+#pragma GCC unroll 2
+      for (int block = 0; block < blocks; ++block)
+        store_vector(square[block][k], packed + (d + k) * lanes + block * w);
+  }
+  for (; d < width; ++d)
+    for (int lane = 0; lane < lanes; ++lane) packed[d * lanes + lane] = rows[lane * width + d];
+}
+
+// The row as the Gram product takes it, and half its squared norm. `row` may be `framed`.
+template <class T>
+T frame_row(const T* row, const Frame<T>& frame, const Normaliser* unit, int64_t width, T* framed) {
+  if (unit) {
+    make_unit(row, *unit, width, framed);
+    row = framed;
+  }
+  constexpr int lanes = kLanes<T>;
+  Vector<T> squares[2] = {};
+  int64_t d = 0;
+  for (int turn = 0; d + lanes <= width; d += lanes, turn ^= 1) {
+    const Vector<T> value = load_vector<T>(row + d) * frame.scale - load_vector<T>(frame.centre + d);
+    store_vector(value, framed + d);
+    squares[turn] = multiply_add(value, value, squares[turn]);
+  }
+  double square = 0;
+  for (; d < width; ++d) {
+    framed[d] = row[d] * frame.scale - frame.centre[d];
+    square += double(framed[d]) * double(framed[d]);
+  }
+  for (int lane = 0; lane < lanes; ++lane) square += double(squares[0][lane]) + double(squares[1][lane]);
+  // S = 0 of a zero row with everything: 1/2 added on its side makes 1 - S come out of the Gram arithmetic.
+  return T(0.5 * square + (unit && width > 0 && is_zero_row(*unit) ? 0.5 : 0));
+}
+
+template <class T>
+void pack(const Rows& rows, const Frame<T>& frame, const Normaliser* units, const Side<T>& side,
+          int32_t panel, const Panels<T>& panels, T* buffer) {
+  const int64_t width = rows.width;
+  const int32_t begin = panel * side.lanes;
+  int32_t first = kNobody;
+  for (int lane = 0; lane < side.lanes; ++lane) {
+    T* framed = buffer + int64_t(lane) * width;
+    if (begin + lane >= side.count) {
+      for (int64_t d = 0; d < width; ++d) framed[d] = 0;
+      panels.half_norms[lane] = T(__builtin_nan(""));
+      continue;
+    }
+    const int32_t index = side.index[begin + lane];
+    if (index < first) first = index;
+    panels.half_norms[lane] =
+        frame_row(load_row(rows, index, framed), frame, units ? units + index : nullptr, width, framed);
+  }
+  *panels.first = first;
+  if (side.lanes == kPanelColumns<T>) {
+    interleave_rows<kPanelColumns<T>>(buffer, width, panels.packed);
+  } else {
+    T* spilling = buffer + (kTileRows + kLanes<T>)*width;
+    interleave_rows<kTileRows>(buffer, width, spilling);
+    std::memcpy(panels.packed, spilling, size_t(kTileRows * width) * sizeof(T));
+  }
+}
+
+bool draw(uint64_t row_seed, const int32_t* index, int32_t begin, int32_t end, bool any, uint32_t* best) {
+  if (begin >= end) return any;
+  uint32_t largest = any ? *best : 0;
+  for (int32_t c = begin; c < end; ++c) {
+    const uint32_t noise = hash_candidate(row_seed, uint32_t(index[c]));
+    largest = noise > largest ? noise : largest;
+  }
+  *best = largest;
+  return true;
+}
+
+template <class T>
+double measure(const Pair<T>& pair, int64_t width, Distance distance, double scale) {
+  const T *x = pair.x, *y = pair.y;
+  if (distance == Distance::cosine) {
+    if (width > 0 && (is_zero_row(pair.x_unit) || is_zero_row(pair.y_unit))) return 1;
+    const Normaliser u = pair.x_unit, v = pair.y_unit;
+    return 0.5 * sum_over(width, [&](int64_t d) {
+             const double difference = double(x[d]) * u.scale / u.norm - double(y[d]) * v.scale / v.norm;
+             return difference * difference;
+           });
+  }
+  if (sizeof(T) == sizeof(float)) scale = 1;  // their squares are safe in double as they are
+  const double square = sum_over(width, [&](int64_t d) {
+    const double difference =
+        sizeof(T) == sizeof(float) ? double(x[d]) - double(y[d]) : x[d] * scale - y[d] * scale;
+    return difference * difference;
+  });
+  return distance == Distance::euclidean ? __builtin_sqrt(square) / scale : square / scale / scale;
+}
+
+template <class T>
+void pull(const Pair<T>& pair, int64_t width, Distance distance, double value, double weight, double* sums) {
+  const T *x = pair.x, *y = pair.y;
+  if (distance == Distance::cosine) {
+    // d/dx (1 - S) = (S u - v) / |x| = ((u - v) - (1 - S) u) / |x|, which keeps its digits where u and v
+    // nearly agree.
+    const Normaliser u = pair.x_unit, v = pair.y_unit;
+    const double outer = weight * u.scale / u.norm;
+    for (int64_t d = 0; d < width; ++d) {
+      const double unit = double(x[d]) * u.scale / u.norm;
+      sums[d] += outer * ((unit - double(y[d]) * v.scale / v.norm) - value * unit);
+    }
+    return;
+  }
+  if (distance == Distance::euclidean && value == 0) return;
+  const double factor = distance == Distance::euclidean ? weight / value : 2 * weight;
+  for (int64_t d = 0; d < width; ++d) sums[d] += factor * (double(x[d]) - double(y[d]));
+}
+
+}  // namespace
+}  // namespace tripletops

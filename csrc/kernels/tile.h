@@ -1,0 +1,52 @@
+// The micro-kernel: the Gram products of one tile of anchors with one panel of candidates, held in registers
+// over the whole inner loop. Every product is one chain of multiply-adds in the order of the dimensions,
+// wherever the tile lies, so equal rows get equal bits.
+#pragma once
+
+#include "simd.h"
+
+namespace tripletops {
+namespace {
+
+// 12 of 16 registers hold sums (AVX2, baseline), or 28 of 32 (AVX-512); two more hold a panel's row.
+constexpr int kTileRows = TRIPLETOPS_VECTOR_BYTES == 64 ? 14 : 6;
+constexpr int kPanelVectors = 2;
+template <class T>
+constexpr int kPanelColumns = kPanelVectors * kLanes<T>;
+template <class T>
+constexpr int kTileSize = kTileRows * kPanelColumns<T>;
+
+// products[r * kPanelColumns + c] (+)= sum over d in [begin, end) of anchors[d * kTileRows + r] * panel[d *
+// kPanelColumns + c].
+template <class T>
+void gram_tile(const T* anchors, const T* panel, int64_t begin, int64_t end, T* products) {
+  Vector<T> sum[kTileRows][kPanelVectors];
+#pragma GCC unroll 16
+  for (int r = 0; r < kTileRows; ++r)
+#pragma GCC unroll 2
+    for (int v = 0; v < kPanelVectors; ++v)
+      sum[r][v] = begin ? load_vector<T>(products + r * kPanelColumns<T> + v * kLanes<T>) : Vector<T>{};
+
+  const T* a = anchors + begin * kTileRows;
+  const T* b = panel + begin * kPanelColumns<T>;
+#pragma GCC unroll 4
+  for (int64_t d = begin; d < end; ++d, a += kTileRows, b += kPanelColumns<T>) {
+    Vector<T> column[kPanelVectors];
+#pragma GCC unroll 2
+    for (int v = 0; v < kPanelVectors; ++v) column[v] = load_vector<T>(b + v * kLanes<T>);
+#pragma GCC unroll 16
+    for (int r = 0; r < kTileRows; ++r) {
+      const Vector<T> row = broadcast<T>(a[r]);
+#pragma GCC unroll 2
+      for (int v = 0; v < kPanelVectors; ++v) sum[r][v] = multiply_add(row, column[v], sum[r][v]);
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < kTileRows; ++r)
+#pragma GCC unroll 2
+    for (int v = 0; v < kPanelVectors; ++v)
+      store_vector(sum[r][v], products + r * kPanelColumns<T> + v * kLanes<T>);
+}
+
+}  // namespace
+}  // namespace tripletops

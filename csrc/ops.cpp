@@ -1,0 +1,228 @@
+// The ops as torch sees them, on its stable ABI. Schemas, fake tensors and autograd are in tripletops/ops.py;
+// arguments were checked in tripletops/functional.py, and what is checked again here is only what memory
+// safety rests on.
+#include <pthread.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+#include <limits>
+#include <optional>
+#include <tuple>
+
+#include "dispatch.h"
+#include "kernels/mining.h"
+
+namespace {
+
+using namespace tripletops;
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+// A forked child has none of its parent's threads, and the pool does not know it: there everything runs
+// serially.
+bool forked = false;
+const int fork_watch = pthread_atfork(nullptr, nullptr, [] { forked = true; });
+
+Pool torch_pool() {
+  Pool pool;
+  pool.threads = forked ? 1 : int(torch::stable::get_num_threads());
+  pool.run = [](int count, void (*body)(void*, int), void* context) {
+    torch::stable::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) body(context, int(i));
+    });
+  };
+  return pool;
+}
+
+template <class T>
+const Kernels<T>& kernels() {
+  if constexpr (sizeof(T) == sizeof(float))
+    return selected_variant().single;
+  else
+    return selected_variant().twice;
+}
+
+template <class T>
+constexpr ScalarType kScalarType = sizeof(T) == sizeof(float) ? ScalarType::Float : ScalarType::Double;
+
+Storage storage_of(const Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case ScalarType::Float:
+      return Storage::float32;
+    case ScalarType::Double:
+      return Storage::float64;
+    case ScalarType::Half:
+      return Storage::float16;
+    case ScalarType::BFloat16:
+      return Storage::bfloat16;
+    default:
+      STD_TORCH_CHECK(false, "embeddings must be float16, bfloat16, float32 or float64");
+  }
+}
+
+Rows rows_of(const Tensor& tensor) {
+  STD_TORCH_CHECK(tensor.dim() == 2, "embeddings must have two dimensions");
+  STD_TORCH_CHECK(tensor.numel() == 0 || tensor.size(1) == 1 || tensor.stride(1) == 1,
+                  "the elements of a row must be adjacent");
+  STD_TORCH_CHECK(tensor.size(0) < std::numeric_limits<int32_t>::max(), "too many rows: ", tensor.size(0));
+  return {tensor.const_data_ptr(), tensor.size(0), tensor.size(1), tensor.stride(0), storage_of(tensor)};
+}
+
+const int64_t* integers(const Tensor& tensor, int64_t count, const char* name) {
+  STD_TORCH_CHECK(
+      tensor.scalar_type() == ScalarType::Long && tensor.is_contiguous() && tensor.numel() == count, name,
+      " must be ", count, " contiguous int64 values");
+  return static_cast<const int64_t*>(tensor.const_data_ptr());
+}
+
+template <class T>
+const T* values(const Tensor& tensor, int64_t count, const char* name) {
+  STD_TORCH_CHECK(tensor.scalar_type() == kScalarType<T> && tensor.is_contiguous() && tensor.numel() == count,
+                  name, " must be ", count, " contiguous values of the embeddings' compute type");
+  return static_cast<const T*>(tensor.const_data_ptr());
+}
+
+template <class Enum>
+Enum word(int64_t code, int64_t count) {
+  STD_TORCH_CHECK(code >= 0 && code < count, "no such word: ", code);
+  return Enum(int(code));
+}
+
+struct MiningArguments {
+  Batch batch;
+  Selection selection;
+
+  MiningArguments(const Tensor& emb, const Tensor& labels, const std::optional<Tensor>& ref_emb,
+                  const std::optional<Tensor>& ref_labels, const std::optional<Tensor>& self_index,
+                  std::optional<int64_t> ignore_label, const std::optional<Tensor>& seed, int64_t positive,
+                  int64_t negative, int64_t distance) {
+    batch.anchors = rows_of(emb);
+    batch.anchor_labels = integers(labels, batch.anchors.count, "labels");
+    batch.candidates = batch.anchors;
+    batch.candidate_labels = batch.anchor_labels;
+    batch.self_mining = !ref_emb.has_value();
+    if (ref_emb) {
+      STD_TORCH_CHECK(ref_labels.has_value(), "ref_emb needs ref_labels");
+      batch.candidates = rows_of(*ref_emb);
+      STD_TORCH_CHECK(
+          batch.candidates.width == batch.anchors.width && batch.candidates.storage == batch.anchors.storage,
+          "emb and ref_emb must agree in width and type");
+      batch.candidate_labels = integers(*ref_labels, batch.candidates.count, "ref_labels");
+      if (self_index) batch.self_index = integers(*self_index, batch.anchors.count, "self_index");
+    }
+    batch.ignoring = ignore_label.has_value();
+    batch.ignore_label = ignore_label.value_or(0);
+    selection.positive = word<Positive>(positive, 3);
+    selection.negative = word<Negative>(negative, 4);
+    selection.distance = word<Distance>(distance, 3);
+    const bool random = selection.positive == Positive::random || selection.negative == Negative::random;
+    STD_TORCH_CHECK(!random || seed.has_value(), "a random rule needs a seed");
+    if (random) selection.seed = uint64_t(*integers(*seed, 1, "seed"));
+  }
+};
+
+template <class T>
+bool mine_into(const MiningArguments& arguments, const Tensor& picks, T* distances) {
+  const int64_t count = arguments.batch.anchors.count;
+  int64_t* picked = static_cast<int64_t*>(picks.mutable_data_ptr());
+  return mine<T>(kernels<T>(), torch_pool(), arguments.batch, arguments.selection, picked, picked + count,
+                 distances, distances + count);
+}
+
+Tensor empty(std::initializer_list<int64_t> shape, ScalarType type) {
+  return torch::stable::empty(shape, type);
+}
+
+template <class T>
+Tensor mine_typed(const MiningArguments& arguments, const Tensor& picks) {
+  Tensor distances = empty({2, arguments.batch.anchors.count}, kScalarType<T>);
+  mine_into<T>(arguments, picks, static_cast<T*>(distances.mutable_data_ptr()));
+  return distances;
+}
+
+std::tuple<Tensor, Tensor> mine_op(Tensor emb, Tensor labels, std::optional<Tensor> ref_emb,
+                                   std::optional<Tensor> ref_labels, std::optional<Tensor> self_index,
+                                   std::optional<int64_t> ignore_label, std::optional<Tensor> seed,
+                                   int64_t positive, int64_t negative, int64_t distance) {
+  const MiningArguments arguments(emb, labels, ref_emb, ref_labels, self_index, ignore_label, seed, positive,
+                                  negative, distance);
+  Tensor picks = empty({2, arguments.batch.anchors.count}, ScalarType::Long);
+  Tensor distances = arguments.batch.anchors.storage == Storage::float64
+                         ? mine_typed<double>(arguments, picks)
+                         : mine_typed<float>(arguments, picks);
+  return {picks, distances};
+}
+
+template <class T>
+std::tuple<Tensor, Tensor, Tensor> forward_typed(const MiningArguments& arguments,
+                                                 const Objective& objective) {
+  const int64_t count = arguments.batch.anchors.count;
+  Tensor picks = empty({2, count}, ScalarType::Long);
+  Tensor terms = empty({4, count}, kScalarType<T>);  // d_ap, d_an and the slopes of both
+  Tensor loss =
+      objective.reduction == Reduction::none ? empty({count}, kScalarType<T>) : empty({}, kScalarType<T>);
+  T* term = static_cast<T*>(terms.mutable_data_ptr());
+  const int64_t* picked = static_cast<const int64_t*>(picks.const_data_ptr());
+  const bool finite = mine_into<T>(arguments, picks, term);
+  score<T>(arguments.batch, objective, finite, count, picked, picked + count, term, term + count,
+           static_cast<T*>(loss.mutable_data_ptr()), term + 2 * count, term + 3 * count);
+  return {loss, picks, terms};
+}
+
+std::tuple<Tensor, Tensor, Tensor> forward_op(Tensor emb, Tensor labels, std::optional<Tensor> ref_emb,
+                                              std::optional<Tensor> ref_labels,
+                                              std::optional<Tensor> self_index,
+                                              std::optional<int64_t> ignore_label, std::optional<Tensor> seed,
+                                              int64_t positive, int64_t negative, int64_t distance,
+                                              int64_t loss, int64_t reduction, double margin,
+                                              double temperature) {
+  const MiningArguments arguments(emb, labels, ref_emb, ref_labels, self_index, ignore_label, seed, positive,
+                                  negative, distance);
+  const Objective objective{word<Loss>(loss, 4), word<Reduction>(reduction, 4), margin, temperature};
+  return arguments.batch.anchors.storage == Storage::float64 ? forward_typed<double>(arguments, objective)
+                                                             : forward_typed<float>(arguments, objective);
+}
+
+template <class T>
+void backward_typed(const Tensor& grad, const Rows& anchors, const Rows& candidates, bool self_mining,
+                    const Tensor& picks, const Tensor& terms, Distance distance, void* anchor_gradient,
+                    void* candidate_gradient) {
+  const int64_t count = anchors.count;
+  const int64_t* picked = integers(picks, 2 * count, "picks");
+  for (int64_t i = 0; i < 2 * count; ++i)
+    STD_TORCH_CHECK(picked[i] < candidates.count, "picks out of range: ", picked[i]);
+  const T* term = values<T>(terms, 4 * count, "terms");
+  const bool per_anchor = grad.dim() == 1;
+  const T* upstream = values<T>(grad, per_anchor ? count : 1, "grad");
+  differentiate<T>(kernels<T>(), torch_pool(), anchors, candidates, self_mining, distance, picked,
+                   picked + count, term, term + count, term + 2 * count, term + 3 * count, upstream,
+                   per_anchor, anchor_gradient, candidate_gradient);
+}
+
+std::tuple<Tensor, Tensor> backward_op(Tensor grad, Tensor emb, std::optional<Tensor> ref_emb, Tensor picks,
+                                       Tensor terms, int64_t distance, bool wants_emb, bool wants_ref) {
+  const Rows anchors = rows_of(emb);
+  const Rows candidates = ref_emb ? rows_of(*ref_emb) : anchors;
+  STD_TORCH_CHECK(candidates.width == anchors.width && candidates.storage == anchors.storage,
+                  "emb and ref_emb must agree in width and type");
+  wants_ref = wants_ref && ref_emb.has_value();
+  const ScalarType type = emb.scalar_type();
+  Tensor emb_gradient = wants_emb ? empty({anchors.count, anchors.width}, type) : empty({0}, type);
+  Tensor ref_gradient = wants_ref ? empty({candidates.count, candidates.width}, type) : empty({0}, type);
+  const auto differentiate_as =
+      anchors.storage == Storage::float64 ? backward_typed<double> : backward_typed<float>;
+  differentiate_as(grad, anchors, candidates, !ref_emb.has_value(), picks, terms, word<Distance>(distance, 3),
+                   wants_emb ? emb_gradient.mutable_data_ptr() : nullptr,
+                   wants_ref ? ref_gradient.mutable_data_ptr() : nullptr);
+  return {emb_gradient, ref_gradient};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(tripletops, CPU, library) {
+  library.impl("mine", TORCH_BOX(&mine_op));
+  library.impl("triplet_forward", TORCH_BOX(&forward_op));
+  library.impl("triplet_backward", TORCH_BOX(&backward_op));
+}
