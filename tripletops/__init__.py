@@ -1,0 +1,26 @@
+"""Fused triplet mining and triplet losses for PyTorch, without the N×N distance matrix.
+
+>>> import tripletops as T
+>>> loss = T.batch_hard_loss(emb, labels)          # emb (N, D), labels (N,)
+>>> loss = T.easy_positive_loss(emb, labels)       # EPHN
+>>> triplets = T.mine(emb, labels, positive="easy", negative="semihard")
+"""
+
+from tripletops import nn
+
+# As an attribute, `backends` is this function; `from tripletops.backends import …` still reads the package.
+from tripletops.backends import backends
+from tripletops.functional import Triplets, batch_hard_loss, easy_positive_loss, mine, triplet_loss
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Triplets",
+    "__version__",
+    "backends",
+    "batch_hard_loss",
+    "easy_positive_loss",
+    "mine",
+    "nn",
+    "triplet_loss",
+]

@@ -1,0 +1,256 @@
+"""Check every argument once, before any kernel runs, and turn it into what the kernels take.
+
+The everyday batch has N = 8 to 128, where a whole call takes some tens of microseconds. So the checks of a
+correct call are attribute reads and dictionary lookups, never a tensor operation, and a text is made only to
+be raised. All of it can be traced by `torch.compile(fullgraph=True)`.
+"""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Mapping
+from math import inf
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from tripletops.ops import DISTANCE, LOSS, NEGATIVE, POSITIVE, REDUCTION
+
+Rows: TypeAlias = "tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, int | None]"
+
+# Equations 1 and 16 of "Extreme Triplet Learning" are functions of the cosine similarity.
+_COSINE_LOSSES = frozenset({"first_order", "second_order"})
+
+_FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+_INTEGERS = frozenset(
+    getattr(torch, f"{signed}int{bits}") for signed in ("", "u") for bits in (8, 16, 32, 64)
+)
+
+
+def encode_rules(positive: str, negative: str, distance: str | None) -> tuple[int, int, int]:
+    """The codes of the two selection rules and of the distance they go by."""
+    if distance is None:
+        distance = "euclidean"
+    return (
+        _code("positive", positive, POSITIVE),
+        _code("negative", negative, NEGATIVE),
+        _code("distance", distance, DISTANCE),
+    )
+
+
+def encode_loss(
+    positive: str,
+    negative: str,
+    distance: str | None,
+    loss: str,
+    reduction: str,
+    margin: float,
+    temperature: float,
+) -> tuple[int, int, int, int, int, float, float]:
+    """The codes and numbers of a loss, in the order of `ops.triplet_loss`."""
+    loss_code = _code("loss", loss, LOSS)
+    if loss in _COSINE_LOSSES:
+        if distance is None:
+            distance = "cosine"
+        elif distance != "cosine":
+            _code("distance", distance, DISTANCE)
+            raise ValueError(f"loss={loss!r} is defined on the cosine similarity, got distance={distance!r}")
+    if type(margin) is not float:
+        margin = _as_float("margin", margin)
+    if not 0.0 <= margin < inf:  # False for NaN too
+        raise ValueError(f"margin={margin!r}: must be a finite number, 0 or greater")
+    if type(temperature) is not float:
+        temperature = _as_float("temperature", temperature)
+    if not 0.0 < temperature < inf:
+        raise ValueError(f"temperature={temperature!r}: must be a finite number greater than 0")
+    rules = encode_rules(positive, negative, distance)
+    return (*rules, loss_code, _code("reduction", reduction, REDUCTION), margin, temperature)
+
+
+def encode_rows(
+    emb: Tensor,
+    labels: Tensor,
+    ref_emb: Tensor | None,
+    ref_labels: Tensor | None,
+    self_index: Tensor | None,
+    ignore_label: int | None,
+) -> Rows:
+    """The tensors of a call and the label to ignore, in the order of the functions of `ops`."""
+    given_labels = labels
+    emb, labels = _embeddings_and_labels("emb", emb, "labels", labels)
+    if ignore_label is not None:
+        ignore_label = encode_ignore_label(ignore_label, given_labels.dtype)
+    if ref_emb is None:
+        if ref_labels is not None:
+            raise ValueError(f"ref_labels{_shape(ref_labels)} is given without ref_emb")
+        if self_index is not None:
+            raise ValueError(f"self_index{_shape(self_index)} is given without ref_emb, whose rows it names")
+        return emb, labels, None, None, None, ignore_label
+
+    if ref_labels is None:
+        raise ValueError(f"ref_emb{_shape(ref_emb)} is given without ref_labels")
+    ref_emb, ref_labels = _embeddings_and_labels("ref_emb", ref_emb, "ref_labels", ref_labels)
+    if ref_emb.device != emb.device:
+        raise ValueError(_different_devices("emb", emb, "ref_emb", ref_emb))
+    if ref_emb.shape[1] != emb.shape[1]:
+        raise ValueError(f"emb{_shape(emb)} and ref_emb{_shape(ref_emb)} must have rows of the same length D")
+    if ref_emb.dtype is not emb.dtype:
+        dtype = torch.promote_types(emb.dtype, ref_emb.dtype)
+        emb, ref_emb = emb.to(dtype), ref_emb.to(dtype)
+    if self_index is not None:
+        self_index = _positions(self_index, emb, ref_emb)
+    return emb, labels, ref_emb, ref_labels, self_index, ignore_label
+
+
+def draw_seed(
+    positive: str,
+    negative: str,
+    generator: torch.Generator | None,
+    seed: int | Tensor | None,
+    device: torch.device,
+) -> Tensor | None:
+    """The seed of the random rules, an int64 tensor (), or None where no rule is random.
+
+    It comes after every other check: a refused call must leave the random number generator as it was.
+    """
+    is_random = positive == "random" or negative == "random"
+    if generator is None and seed is None and not is_random:
+        return None
+    if seed is not None:
+        if generator is not None:
+            raise ValueError(f"generator and seed={seed!r} exclude each other: give one of them")
+        seed = _as_seed(seed, device)
+    elif generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(f"generator must be a torch.Generator, got {_type(generator)}")
+    if not is_random:
+        return None
+    if seed is None:
+        source = device if generator is None else generator.device
+        # All of int64 but its largest number, since randint leaves the upper bound out.
+        seed = torch.randint(-(2**63), 2**63 - 1, (), generator=generator, device=source).to(device)
+    return seed
+
+
+def encode_ignore_label(ignore_label: int, dtype: torch.dtype) -> int | None:
+    """`ignore_label` as labels of `dtype` spell it in int64; None where no label can be equal to it."""
+    if type(ignore_label) is not int:
+        ignore_label = _as_int("ignore_label", ignore_label)
+    if dtype is torch.uint64 and 2**63 <= ignore_label < 2**64:
+        ignore_label -= 2**64
+    return ignore_label if -(2**63) <= ignore_label < 2**63 else None
+
+
+def _code(name: str, word: str, table: Mapping[str, int]) -> int:
+    try:
+        return table[word]
+    except (KeyError, TypeError):  # TypeError: not hashable, so not a word either
+        raise ValueError(f"{name}={word!r} is not one of {', '.join(map(repr, table))}") from None
+
+
+def _embeddings_and_labels(emb_name: str, emb: Tensor, name: str, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """`emb` with inner stride 1 and `labels` as contiguous int64, copied only where they are not that yet."""
+    _check_tensor(emb_name, emb)
+    _check_tensor(name, labels)
+    dtype = labels.dtype
+    if emb.dtype not in _FLOATS:
+        raise TypeError(f"{emb_name} must be float16, bfloat16, float32 or float64, got {emb.dtype}")
+    if dtype not in _INTEGERS:
+        raise TypeError(f"{name} must be of an integer dtype, got {dtype}")
+    rows, ids = emb.shape, labels.shape
+    if len(rows) != 2 or len(ids) != 1 or rows[0] != ids[0]:
+        raise ValueError(
+            f"{emb_name} must be (N, D) and {name} (N,), "
+            f"got {emb_name}{_shape(emb)} and {name}{_shape(labels)}"
+        )
+    if emb.device != labels.device:
+        raise ValueError(_different_devices(emb_name, emb, name, labels))
+    if emb.stride()[1] != 1:
+        emb = emb.contiguous()
+    if dtype is not torch.int64:
+        labels = _as_int64(labels)
+    if not labels.is_contiguous():
+        labels = labels.contiguous()
+    return emb, labels
+
+
+def _check_tensor(name: str, tensor: Tensor) -> None:
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {_type(tensor)}")
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta:
+        kind = "nested" if tensor.is_nested else "meta" if tensor.is_meta else tensor.layout
+        raise TypeError(f"{name} must be a dense tensor with values, got a {kind} tensor of {tensor.dtype}")
+
+
+def _positions(self_index: Tensor, emb: Tensor, ref_emb: Tensor) -> Tensor:
+    _check_tensor("self_index", self_index)
+    if self_index.dtype not in _INTEGERS:
+        raise TypeError(f"self_index must be of an integer dtype, got {self_index.dtype}")
+    if self_index.dim() != 1 or self_index.shape[0] != emb.shape[0]:
+        raise ValueError(
+            f"self_index must be (N,), one position for each row of emb, "
+            f"got self_index{_shape(self_index)} and emb{_shape(emb)}"
+        )
+    if self_index.device != emb.device:
+        raise ValueError(_different_devices("emb", emb, "self_index", self_index))
+    self_index = _as_int64(self_index).contiguous()
+    # A traced program cannot branch on values. The kernels stay within bounds by themselves.
+    if not torch.compiler.is_compiling() and self_index.shape[0] > 0:
+        lowest, highest = (int(extreme) for extreme in self_index.aminmax())
+        if lowest < -1 or highest >= ref_emb.shape[0]:
+            outside = lowest if lowest < -1 else highest
+            raise ValueError(
+                f"self_index holds {outside}, which is neither a row of ref_emb{_shape(ref_emb)} "
+                f"nor -1, for an anchor that is not among them"
+            )
+    return self_index
+
+
+def _as_int64(integers: Tensor) -> Tensor:
+    # The 64 bits of a uint64 are kept as they are: label identity is all that matters.
+    return integers.view(torch.int64) if integers.dtype is torch.uint64 else integers.to(torch.int64)
+
+
+def _as_seed(seed: int | Tensor, device: torch.device) -> Tensor:
+    if isinstance(seed, Tensor):
+        _check_tensor("seed", seed)
+        if seed.dtype is not torch.int64:
+            raise TypeError(f"seed must be an int or an int64 tensor, got a tensor of {seed.dtype}")
+        if seed.numel() != 1:
+            raise ValueError(f"seed must hold one element, got seed{_shape(seed)}")
+        if seed.device != device:
+            raise ValueError(f"seed{_shape(seed)} is on {seed.device} and emb on {device}")
+        return seed.reshape(())
+    if type(seed) is not int:
+        seed = _as_int("seed", seed)
+    if not -(2**63) <= seed < 2**63:
+        raise ValueError(f"seed={seed}: must fit int64")
+    return torch.tensor(seed, dtype=torch.int64, device=device)
+
+
+def _as_float(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a Python number, got {value!r} of {_type(value)}")
+    try:
+        return float(value)
+    except OverflowError:
+        return inf  # an integer beyond every float; the caller refuses it
+
+
+def _as_int(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"{name} must be an int, got {value!r} of {_type(value)}")
+    return int(value)
+
+
+def _shape(tensor: object) -> str:
+    return f" of shape {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else ""
+
+
+def _type(value: object) -> str:
+    kind = type(value)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _different_devices(left_name: str, left: Tensor, right_name: str, right: Tensor) -> str:
+    return f"{left_name}{_shape(left)} is on {left.device} and {right_name}{_shape(right)} on {right.device}"

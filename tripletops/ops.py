@@ -1,0 +1,158 @@
+"""The compiled ops as torch knows them: schemas, fake tensors and autograd. The only user of `torch.library`.
+
+Arguments arrive checked (by `functional`) and words arrive as the codes of the tables below, which are the
+orders of the enums in `csrc/kernels/problem.h`. C++ implements the ops for CPU tensors, knowing no autograd.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tripletops.backends import cpu as _cpu  # noqa: F401  (loads the implementations)
+
+POSITIVE = {"hard": 0, "easy": 1, "random": 2}
+NEGATIVE = {"hard": 0, "semihard": 1, "easy": 2, "random": 3}
+DISTANCE = {"euclidean": 0, "sqeuclidean": 1, "cosine": 2}
+LOSS = {"margin": 0, "soft_margin": 1, "first_order": 2, "second_order": 3}
+REDUCTION = {"mean": 0, "mean_nonzero": 1, "sum": 2, "none": 3}
+
+_MINING = (
+    "Tensor emb, Tensor labels, Tensor? ref_emb, Tensor? ref_labels, Tensor? self_index, int? ignore_label, "
+    "Tensor? seed, int positive, int negative, int distance"
+)
+_library = torch.library.Library("tripletops", "DEF")
+_library.define(f"mine({_MINING}) -> (Tensor picks, Tensor distances)", tags=torch.Tag.pt2_compliant_tag)
+_library.define(
+    f"triplet_forward({_MINING}, int loss, int reduction, float margin, float temperature)"
+    " -> (Tensor loss, Tensor picks, Tensor terms)",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+_library.define(
+    "triplet_backward(Tensor grad, Tensor emb, Tensor? ref_emb, Tensor picks, Tensor terms, int distance,"
+    " bool wants_emb, bool wants_ref) -> (Tensor emb_gradient, Tensor ref_gradient)",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+
+
+def _compute_type(emb: Tensor) -> torch.dtype:
+    return torch.float64 if emb.dtype == torch.float64 else torch.float32
+
+
+@torch.library.register_fake("tripletops::mine", lib=_library)
+def _mine_fake(emb: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    count = emb.shape[0]
+    return emb.new_empty((2, count), dtype=torch.int64), emb.new_empty((2, count), dtype=_compute_type(emb))
+
+
+@torch.library.register_fake("tripletops::triplet_forward", lib=_library)
+def _forward_fake(emb: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    count, reduction = emb.shape[0], rest[-3]
+    return (
+        emb.new_empty((count,) if reduction == REDUCTION["none"] else (), dtype=_compute_type(emb)),
+        emb.new_empty((2, count), dtype=torch.int64),
+        emb.new_empty((4, count), dtype=_compute_type(emb)),
+    )
+
+
+@torch.library.register_fake("tripletops::triplet_backward", lib=_library)
+def _backward_fake(
+    grad: Tensor,
+    emb: Tensor,
+    ref_emb: Tensor | None,
+    picks: Tensor,
+    terms: Tensor,
+    distance: int,
+    wants_emb: bool,
+    wants_ref: bool,
+) -> tuple[Tensor, Tensor]:
+    ref_shape = ref_emb.shape if ref_emb is not None and wants_ref else (0,)
+    return emb.new_empty(emb.shape if wants_emb else (0,)), emb.new_empty(ref_shape)
+
+
+_DISTANCE_ARGUMENT = 9  # its position in the schemas of mine and triplet_forward
+_NOTHING = (None,) * 11  # the gradients of the arguments behind ref_emb
+
+_mine = torch.ops.tripletops.mine.default
+_forward = torch.ops.tripletops.triplet_forward.default
+_backward = torch.ops.tripletops.triplet_backward.default
+
+
+def _gradients(
+    ctx: Any, grad: Tensor, wants_emb: bool, wants_ref: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    emb, ref_emb, picks, terms = ctx.saved_tensors
+    arguments = grad.contiguous(), emb, ref_emb, picks, terms, ctx.distance, wants_emb, wants_ref
+    if torch.is_grad_enabled():  # create_graph=True: the op's own autograd stands ready to refuse
+        emb_gradient, ref_gradient = _backward(*arguments)
+    else:
+        with torch._C._AutoDispatchBelowAutograd():
+            emb_gradient, ref_gradient = _backward(*arguments)
+    return emb_gradient if wants_emb else None, ref_gradient if wants_ref else None
+
+
+# The ops' own autograd serves torch.compile and direct callers of torch.ops.
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    _, picks, terms = output
+    ctx.mark_non_differentiable(picks, terms)
+    ctx.save_for_backward(inputs[0], inputs[2], picks, terms)
+    ctx.distance = inputs[_DISTANCE_ARGUMENT]
+
+
+def _differentiate(ctx: Any, grad: Tensor, *_: Any) -> Any:
+    emb_gradient, ref_gradient = _gradients(ctx, grad, ctx.needs_input_grad[0], ctx.needs_input_grad[2])
+    return emb_gradient, None, ref_gradient, *_NOTHING
+
+
+def _mark_picks(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.mark_non_differentiable(*output)
+
+
+def _refuse(ctx: Any, *_: Any) -> None:
+    raise RuntimeError("tripletops is first order only: a second derivative of its loss was asked for")
+
+
+torch.library.register_autograd(
+    "tripletops::triplet_forward", _differentiate, setup_context=_save, lib=_library
+)
+torch.library.register_autograd("tripletops::triplet_backward", _refuse, lib=_library)
+torch.library.register_autograd("tripletops::mine", _refuse, setup_context=_mark_picks, lib=_library)
+
+
+class _TripletLoss(torch.autograd.Function):
+    """The same in eager mode, where the op's own autograd would cost a small batch half as much again."""
+
+    @staticmethod
+    def forward(ctx: Any, emb: Tensor, labels: Tensor, ref_emb: Tensor | None, *rest: Any) -> Tensor:
+        with torch._C._AutoDispatchBelowAutograd():
+            loss, picks, terms = _forward(emb, labels, ref_emb, *rest)
+        ctx.save_for_backward(emb, ref_emb, picks, terms)
+        ctx.distance = rest[_DISTANCE_ARGUMENT - 3]
+        return loss  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        wants = ctx.needs_input_grad
+        emb_gradient, ref_gradient = _gradients(ctx, grad, wants[0], wants[2])
+        return emb_gradient, None, ref_gradient, *_NOTHING
+
+
+def triplet_loss(*arguments: Any) -> Tensor:
+    """The loss of the mined triplets, differentiable in emb and ref_emb; arguments as in the schema.
+
+    emb, labels, ref_emb, ref_labels, self_index, ignore_label, seed, positive, negative, distance, loss,
+    reduction, margin, temperature.
+    """
+    if torch.compiler.is_compiling():
+        return _forward(*arguments)[0]  # type: ignore[no-any-return]
+    return _TripletLoss.apply(*arguments)  # type: ignore[no-any-return]
+
+
+def mine(*arguments: Any) -> tuple[Tensor, Tensor]:
+    """Picks (2, N) and distances (2, N) of the positive and the negative of every anchor; arguments as in the
+    schema: those of `triplet_loss` up to distance."""
+    return _mine(*arguments)  # type: ignore[no-any-return]
