@@ -1,0 +1,1 @@
+"""Measurements of tripletops beside plain PyTorch: `python -m bench core`."""

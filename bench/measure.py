@@ -1,0 +1,113 @@
+"""How things are measured: contenders take turns, medians are compared, small batches in fresh processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+import tripletops
+from tripletops import info
+
+THREADS = 2
+
+Call = Callable[[], object]
+Samples = dict[str, list[float]]  # seconds (or bytes) of every contender, one number a round
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def step(loss: Callable[[], Tensor], leaf: Tensor) -> Call:
+    """Forward and backward of `loss`, as one training step would run them."""
+
+    def run() -> None:
+        leaf.grad = None
+        loss().backward()
+
+    return run
+
+
+def take_turns(contenders: Mapping[str, Call], rounds: int, calls: int = 1) -> Samples:
+    """Seconds per call. All contenders run in every round, so that a slow moment of the machine hits all."""
+    for call in contenders.values():
+        for _ in range(calls):
+            call()
+    samples: Samples = {name: [] for name in contenders}
+    for _ in range(rounds):
+        for name, call in contenders.items():
+            if calls > 1:
+                call()  # the caches are still the other contender's
+            start = time.perf_counter()
+            for _ in range(calls):
+                call()
+            samples[name].append((time.perf_counter() - start) / calls)
+    return samples
+
+
+def ratio(processes: Sequence[Samples], numerator: str, denominator: str) -> float:
+    """The median over processes of the ratio of medians within each."""
+    median = statistics.median
+    return median(median(samples[numerator]) / median(samples[denominator]) for samples in processes)
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    return float(torch.quantile(torch.tensor(values, dtype=torch.float64), percent / 100))
+
+
+def in_fresh_process(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Run `function` in a new interpreter, which inherits nothing: no warm thread pool, no grown heap."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *args, **kwargs).result()
+
+
+def peak_growth(call: Call) -> int:
+    """How many bytes the process grew by at the worst moment of `call`; for fresh processes only."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again from here
+    except OSError:
+        before = _status_bytes("VmHWM")
+    else:
+        before = _status_bytes("VmRSS")
+    call()
+    return _status_bytes("VmHWM") - before
+
+
+def _status_bytes(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))
+
+
+def environment() -> dict[str, str]:
+    """What the numbers depend on, for the record."""
+    return {
+        "processor": _processor(),
+        "cores": str(os.cpu_count()),
+        "threads": str(torch.get_num_threads()),
+        "isa": isa(),
+        "tripletops": tripletops.__version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def isa() -> str:
+    """The instruction set that tripletops' kernels use here; "none" where they don't run."""
+    return info.isa() or "none"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
