@@ -1,0 +1,1 @@
+"""Reference training on the public surface of tripletops; for now what the demo needs."""
