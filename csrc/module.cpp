@@ -85,7 +85,7 @@ py::tuple triplet_typed(const std::string& variant, int threads, const Call& cal
     py::gil_scoped_release release;
     const bool finite = mine<T>(kernels, thread_pool(threads), call.batch, call.selection, picked,
                                 picked + count, term, term + count);
-    score<T>(call.batch, call.objective, finite, count, picked, picked + count, term, term + count, losses,
+    score<T>(call.objective, finite, count, picked, picked + count, term, term + count, losses,
              term + 2 * count, term + 3 * count);
     differentiate<T>(kernels, thread_pool(threads), call.batch.anchors, call.batch.candidates,
                      call.batch.self_mining, call.selection.distance, picked, picked + count, term,

@@ -7,12 +7,14 @@
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 
+#include <algorithm>
 #include <limits>
 #include <optional>
 #include <tuple>
 
 #include "dispatch.h"
 #include "kernels/mining.h"
+#include "kernels/scratch.h"
 
 namespace {
 
@@ -131,8 +133,33 @@ bool mine_into(const MiningArguments& arguments, const Tensor& picks, T* distanc
                  distances, distances + count);
 }
 
+int32_t shim_type(ScalarType type) {
+  switch (type) {
+    case ScalarType::Long:
+      return aoti_torch_dtype_int64();
+    case ScalarType::Half:
+      return aoti_torch_dtype_float16();
+    case ScalarType::BFloat16:
+      return aoti_torch_dtype_bfloat16();
+    case ScalarType::Double:
+      return aoti_torch_dtype_float64();
+    default:
+      return aoti_torch_dtype_float32();
+  }
+}
+
+// Through the shim: torch::stable::empty looks its op up by name, which costs a small batch more than its
+// kernels do.
 Tensor empty(std::initializer_list<int64_t> shape, ScalarType type) {
-  return torch::stable::empty(shape, type);
+  int64_t strides[2] = {1, 1};
+  if (shape.size() == 2) strides[0] = std::max<int64_t>(shape.begin()[1], 1);
+  AtenTensorHandle handle = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(int64_t(shape.size()), shape.begin(), strides,
+                                                         shim_type(type), aoti_torch_device_type_cpu(), 0,
+                                                         &handle));
+  Tensor tensor(handle);
+  poison(tensor.mutable_data_ptr(), size_t(tensor.numel()) * tensor.element_size());
+  return tensor;
 }
 
 template <class T>
@@ -166,7 +193,7 @@ std::tuple<Tensor, Tensor, Tensor> forward_typed(const MiningArguments& argument
   T* term = static_cast<T*>(terms.mutable_data_ptr());
   const int64_t* picked = static_cast<const int64_t*>(picks.const_data_ptr());
   const bool finite = mine_into<T>(arguments, picks, term);
-  score<T>(arguments.batch, objective, finite, count, picked, picked + count, term, term + count,
+  score<T>(objective, finite, count, picked, picked + count, term, term + count,
            static_cast<T*>(loss.mutable_data_ptr()), term + 2 * count, term + 3 * count);
   return {loss, picks, terms};
 }

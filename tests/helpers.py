@@ -1,11 +1,11 @@
 """What tests share: batches of many kinds, and the promises about numbers as checks against the oracle.
 
-The oracle runs in float64. The promises, with R the largest norm of a row (cosine: unit row) from which the mean
-of all rows that are not ignored was taken away, and all of it 2⁻²⁹ times as large for float64 itself:
+The oracle runs in float64. The promises, with R the largest norm of a row (cosine: unit row) from which the
+mean of all rows that are not ignored was taken away, and all of it 2⁻²⁹ times as large for float64 itself:
 
 * the squared distance of a pick is within 2⁻²¹·(4+√D)·R² of the extreme's;
-* a distance is within 1e-5 of its own size, a loss within 1e-5·(d_ap+d_an+margin), a gradient within 1e-5 of the
-  sizes of all that pulls at its row;
+* a distance is within 1e-5 of its own size, a loss within 1e-5·(d_ap+d_an+margin), and a gradient within 1e-5
+  of the sizes of all that pulls at its row;
 * no largest error is more than twice that of the plain formulation in the same type, plus 4 ulp.
 
 Losses and gradients are compared for the picks that were made, so a pick within the bound cannot blur them.
@@ -431,7 +431,7 @@ class Tolerances:
         weight = cotangent.double().abs().expand(len(losses))[valid] * share
         if objective.reduction != "none":
             self.loss, self.loss_size = loss_off.sum() * share, self.loss_size.sum()[None] * share
-        self.may_miscount = objective.reduction == "mean_nonzero" and bool(flips.any())
+        self.may_flip = bool(flips.any())
 
         # By row of emb and of ref_emb: the sizes of all that pulls at it, and the tolerance.
         self.pull = [torch.zeros(len(rows), dtype=torch.float64) for rows in (truth.x, truth.y)]
@@ -468,8 +468,8 @@ def check_loss(
         assert (gradient.dtype, gradient.shape) == (given.dtype, given.shape), what
 
     allowed = Tolerances(truth, p, n, objective, losses, cotangent)
-    if allowed.may_miscount:
-        return
+    if allowed.may_flip and objective.reduction == "mean_nonzero":
+        return  # one more or one less may have been counted
     assert_within(loss, expected, allowed.loss, f"loss of {what}")
     for side, (gradient, right, tolerance) in enumerate(
         zip(gradients, expected_gradients, allowed.gradient, strict=True)
@@ -482,6 +482,8 @@ def check_loss(
     if batch.compute_type() == torch.float32:  # in float64 the plain formulation is the judge itself
         _, plain, plain_gradients = loss_of_picks(batch.plain(), p, n, objective, cotangent)
         check_twice_plain(loss, plain, expected, allowed.loss_size, f"loss of {what}")
+        if allowed.may_flip:
+            return
         for gradient, plain_gradient, right, pull in zip(
             gradients, plain_gradients, expected_gradients, allowed.pull, strict=True
         ):
@@ -513,7 +515,7 @@ def objectives_of(distance: str, margin: float = 0.2, temperature: float = 1.0) 
 
 
 def check_poisoned(batch: Batch, positive: str, negative: str, objective: Objective) -> None:
-    """Of a batch with a row that is neither finite nor ignored: no picks, and NaN for all else that is kept."""
+    """For a batch with a row that is neither finite nor ignored: no picks, and NaN for everything else."""
     triplets = mined(batch, positive, negative, objective.distance)
     assert (triplets.positive == -1).all()
     assert (triplets.negative == -1).all()
@@ -525,16 +527,8 @@ def check_poisoned(batch: Batch, positive: str, negative: str, objective: Object
         assert not any(gradient.any() for gradient in gradients)
         return
     assert loss.isnan().all()
-    plain = batch.plain()
-    for gradient, labels in zip(gradients, (plain.labels, plain.ref_labels), strict=False):
-        assert labels is not None
-        kept = (
-            torch.ones_like(labels, dtype=torch.bool)
-            if batch.ignore_label is None
-            else labels != batch.ignore_label
-        )
-        assert gradient[kept].isnan().all()
-        assert not gradient[~kept].any()
+    for gradient in gradients:
+        assert gradient.isnan().all()
 
 
 LAYOUTS = ("adjacent", "transposed", "strided", "one off")

@@ -100,7 +100,7 @@ def test_rules_on_a_line(positive, negative, expected_positive, expected_negativ
     assert same(d_an, tensor(expected_negative[1]) ** power)
 
 
-# Directions a = (1, 0), b = (.6, .8), c = (0, 1), d = (−1, 0), e = (−.6, .8) of any length. S, their products:
+# Directions a = (1, 0), b = (.6, .8), c = (0, 1), d = (−1, 0), e = (−.6, .8) of any length. S by pair:
 #   ab .6, ac 0, ad −1, ae −.6, bc .8, bd −.6, be −.36 + .64 = .28, cd 0, ce .8, de .6;  and 1 − S by anchor:
 #   a:  b → .4, d → 2    |  c → 1,  e → 1.6
 #   b:  a → .4, d → 1.6  |  c → .2, e → .72
@@ -113,7 +113,7 @@ COMPASS_HARD_POSITIVE = [3, 3, 4, 0, 2], [2, 1.6, 0.2, 2, 0.2]
 COMPASS_EASY_POSITIVE = [1, 0, 4, 1, 2], [0.4, 0.4, 0.2, 1.6, 0.2]
 
 
-@pytest.mark.parametrize("scale", [1.0, 1e150, 1e-150])
+@pytest.mark.parametrize("scale", [1.0, 1e200, 1e-200])
 @pytest.mark.parametrize(
     ("positive", "negative", "expected_positive", "expected_negative"),
     [
@@ -305,7 +305,7 @@ def test_soft_margin_far_out(gap, expected):
     emb, labels = tensor([[0], [max(gap, 0)], [max(-gap, 0)]]), torch.tensor([0, 0, 1])
     options = {"loss": "soft_margin", "ref_emb": emb[1:], "ref_labels": labels[1:]}
     loss, by_anchor, _ = loss_and_gradients(emb[:1] + 0.0, labels[:1], **options)
-    assert loss == pytest.approx(expected, rel=1e-15)
+    assert loss == pytest.approx(expected, rel=1e-15, abs=0)
     assert by_anchor.isfinite().all()
 
 
@@ -383,17 +383,19 @@ def test_a_value_that_is_not_finite_is_never_mined_around(value, reduction):
     _, gradient, _ = loss_and_gradients(emb, LINE_LABELS, reduction=reduction)
     assert gradient.isnan().all()
     assert reference.triplet_loss(emb, LINE_LABELS, reduction=reduction).isnan().all()
-    # In the candidates alone, with an ignored anchor and an ignored candidate, whose gradients stay 0.
+    # In the candidates alone, with an ignored anchor and an ignored candidate: the whole gradient all the same.
     _, by_anchor, by_ref = loss_and_gradients(
         LINE, torch.tensor([8, 9, 8, 8, 8]), ref_emb=emb, ref_labels=torch.tensor([8, 8, 9, 9, -3]),
         ignore_label=9, reduction=reduction,
     )  # fmt: skip
     assert by_ref is not None
-    assert by_anchor.isnan().flatten().tolist() == [True, False, True, True, True]
-    assert by_ref.isnan().flatten().tolist() == [True, True, False, False, True]
-    assert by_anchor[1] == by_ref[2] == by_ref[3] == 0
+    assert by_anchor.isnan().all()
+    assert by_ref.isnan().all()
     # No anchor, no loss to poison.
-    assert reference.triplet_loss(LINE[:0], LINE_LABELS[:0], ref_emb=emb, ref_labels=LINE_LABELS) == 0
+    loss, _, by_ref = loss_and_gradients(LINE[:0], LINE_LABELS[:0], ref_emb=emb, ref_labels=LINE_LABELS)
+    assert loss == 0
+    assert by_ref is not None
+    assert not by_ref.any()
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_every_combination_of_words(positive, negative, distance):
         check(truth, positive, negative, *objectives_of(distance, margin, temperature))
 
 
-# Around the edges of tiles: 6 or 14 rows; 8, 16 or 32 columns of floats, 4, 8 or 16 of doubles; 16 tiles a block.
+# Around the edges of tiles: 6 or 14 rows; 8, 16 or 32 columns of floats, 4, 8 or 16 of doubles.
 EDGES = (*range(1, 10), 11, 13, 14, 15, 16, 17, 23, 29, 31, 32, 33, 47, 48, 49, 63, 64, 65, 83, 84, 85, 97)
 LARGE = (127, 128, 129, 191, 193, 223, 224, 225, 256, 257, 331, 577, 1153)
 
@@ -153,7 +153,7 @@ def test_duplicates_tie_wherever_they_lie(distance, dtype):
             ref_emb = rows[torch.randint(different, (candidates,), generator=generator)].to(dtype)
             batch = replace(batch, ref_emb=ref_emb, ref_labels=labels_of(candidates, 4, generator))
         truth = Truth(batch, distance)
-        for positive, negative in RULES:
+        for positive, negative in SCANS:
             check(truth, positive, negative, Objective(distance))
 
 
@@ -707,10 +707,10 @@ def test_a_forked_child_runs_after_its_parent_used_threads():
 
 def test_handwritten_digits(shared_data):
     with gzip.open(shared_data / "mnist" / "t10k-images-idx3-ubyte.gz") as file:
-        images = torch.frombuffer(bytearray(file.read(16 + 200 * 784)[16:]), dtype=torch.uint8)
+        images = torch.frombuffer(bytearray(file.read(16 + 131 * 784)[16:]), dtype=torch.uint8)
     with gzip.open(shared_data / "mnist" / "t10k-labels-idx1-ubyte.gz") as file:
-        labels = torch.frombuffer(bytearray(file.read(8 + 200)[8:]), dtype=torch.uint8)
-    emb = images.view(200, 784).float() / 255
+        labels = torch.frombuffer(bytearray(file.read(8 + 131)[8:]), dtype=torch.uint8)
+    emb = images.view(131, 784).float() / 255
     for distance in DISTANCES:
         truth = Truth(Batch(emb, labels), distance)
         for positive, negative in SCANS:

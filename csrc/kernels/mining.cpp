@@ -19,8 +19,9 @@ constexpr int32_t kBlockTiles = 16;     // anchor tiles that share one pass over
 constexpr int32_t kPanelsPerTask = 16;  // candidate panels of one task
 constexpr int32_t kRowsPerTask = 256;  // fixed, so that sums over rows do not depend on the number of threads
 constexpr int32_t kPadding = 64;       // at least a tile's rows and a panel's columns
-constexpr double kShrink = 0x1p-20;    // keeps a task's sum of the largest deviations finite
-constexpr double kSerialBelow = 3e6;   // multiply-adds that are done before a second thread would have woken
+constexpr int kPullsInT = 16;
+constexpr double kShrink = 0x1p-20;   // keeps a task's sum of the largest deviations finite
+constexpr double kSerialBelow = 3e6;  // multiply-adds that are done before a second thread would have woken
 
 template <class T>
 struct Mining {
@@ -114,6 +115,23 @@ struct Mining {
                         scratch.template take<T>(width));
   }
 
+  Frame<T> unit_frame(const double* sums, int64_t rows) {
+    double* centre = scratch.template take<double>(width);
+    for (int64_t d = 0; d < width; ++d) centre[d] = sums[d] / double(rows) / kShrink;
+    return {zeros(), 1, centre};
+  }
+
+  // The centre lies a whole number of sixteenths of the spread away from a row: data on a grid stays on one,
+  // and its ties stay ties.
+  Frame<T> grid_frame(const double* sums, int64_t rows, const T* origin) {
+    T* centre = scratch.template take<T>(width);
+    for (int64_t d = 0; d < width; ++d) {
+      const double away = sums[d] / double(rows) * scale / kShrink;
+      centre[d] = T(double(origin[d]) * scale + std::round(away * 16) / 16);
+    }
+    return {centre, T(scale), nullptr};
+  }
+
   // Reads every row that is not ignored, once; then packs both sides, centred on the mean of all of them.
   bool prepare(bool wants_products) {
     const bool cosine = selection.distance == Distance::cosine;
@@ -142,14 +160,7 @@ struct Mining {
     walk.candidate_begin = classes.candidates.begin;
     place_self();
     if (!wants_products) return true;
-    T* centre = scratch.template take<T>(width);
-    for (int64_t d = 0; d < width; ++d) {
-      const double away = sums[d] / double(rows) * scale / kShrink;
-      // A whole number of sixteenths of the spread away from a row: data on a grid stays on one, and its ties
-      // stay ties.
-      centre[d] = T(double(origin[d]) * scale + (cosine ? away : std::round(away * 16) / 16));
-    }
-    frame = {centre, T(scale)};
+    frame = cosine ? unit_frame(sums, rows) : grid_frame(sums, rows, origin);
     const auto side = [](const Order& order, int lanes) {
       return Side<T>{order.count, lanes, order.index, order.group, {}};
     };
@@ -328,6 +339,31 @@ struct Mining {
     walk.floor = floor;
   }
 
+  // The smallest index of a class's candidates, self aside. Within a class positions ascend with the index.
+  int32_t lowest(int32_t anchor, int32_t group) const {
+    int32_t position = walk.candidate_begin[group];
+    if (position == walk.self_position[anchor]) ++position;
+    return position < walk.candidate_begin[group + 1] ? classes.candidates.index[position] : kNobody;
+  }
+
+  // From a zero row everything has S = 0, and the tie goes to the lowest index; products would show rounding
+  // instead.
+  void settle_zero_rows() {
+    for (int32_t a = 0; a < classes.anchors.count; ++a) {
+      if (!std::isinf(anchor_units[classes.anchors.index[a]].norm)) continue;
+      const int32_t own = classes.anchors.group[a];
+      if (selection.positive != Positive::random) positives[0].index[a] = lowest(a, own);
+      if (selection.negative == Negative::random) continue;
+      int32_t best = kNobody;
+      // Classes are numbered by their lowest index: behind one that starts later than the best, all do.
+      for (int32_t group = 0; group < classes.count && selection.negative != Negative::semihard; ++group) {
+        if (group != own) best = std::min(best, lowest(a, group));
+        if (best != kNobody && classes.candidates.index[walk.candidate_begin[group]] > best) break;
+      }
+      negatives[0].index[a] = best;
+    }
+  }
+
   void select() {
     constexpr Rule positive_rules[] = {Rule::farthest, Rule::nearest, Rule::nothing};
     constexpr Rule negative_rules[] = {Rule::nearest, Rule::beyond, Rule::farthest, Rule::nothing};
@@ -453,28 +489,27 @@ bool mine(const Kernels<T>& kernels, const Pool& pool, const Batch& batch, const
   if (!mining.prepare(!random)) return false;
   if (mining.classes.anchors.count == 0) return true;
   mining.select();
+  if (selection.distance == Distance::cosine && batch.anchors.width > 0) mining.settle_zero_rows();
   mining.report(positive, negative, d_ap, d_an);
   return true;
 }
 
 template <class T>
-void score(const Batch& batch, const Objective& objective, bool finite, int64_t anchors,
-           const int64_t* positive, const int64_t* negative, const T* d_ap, const T* d_an, T* loss,
-           T* slope_ap, T* slope_an) {
+void score(const Objective& objective, bool finite, int64_t anchors, const int64_t* positive,
+           const int64_t* negative, const T* d_ap, const T* d_an, T* loss, T* slope_ap, T* slope_an) {
   const bool per_anchor = objective.reduction == Reduction::none;
   double total = 0;
   int64_t counted = 0;
   for (int64_t i = 0; i < anchors; ++i) {
-    const bool ignored = batch.ignoring && batch.anchor_labels[i] == batch.ignore_label;
     Term term = {0, 0, 0};
-    if (!finite && !ignored) {
+    if (!finite) {
       const double nan = std::numeric_limits<double>::quiet_NaN();
       term = {nan, nan, nan};
     } else if (positive[i] >= 0 && negative[i] >= 0) {
       term = triplet_term(objective, double(d_ap[i]), double(d_an[i]));
       counted += objective.reduction == Reduction::mean || T(term.loss) > 0;
     }
-    if (per_anchor) loss[i] = finite ? T(term.loss) : std::numeric_limits<T>::quiet_NaN();
+    if (per_anchor) loss[i] = T(term.loss);
     total += term.loss;
     slope_ap[i] = T(term.slope_ap);
     slope_an[i] = T(term.slope_an);
@@ -482,8 +517,7 @@ void score(const Batch& batch, const Objective& objective, bool finite, int64_t 
   if (per_anchor) return;
   const bool mean = objective.reduction != Reduction::sum;
   const double share = mean ? 1 / double(std::max<int64_t>(counted, 1)) : 1;
-  // Rows that are not finite poison the loss even where no anchor of theirs is counted.
-  *loss = finite || anchors == 0 ? T(total * share) : std::numeric_limits<T>::quiet_NaN();
+  *loss = T(total * share);
   if (mean)
     for (int64_t i = 0; i < anchors; ++i)
       slope_ap[i] = T(slope_ap[i] * share), slope_an[i] = T(slope_an[i] * share);
@@ -521,7 +555,7 @@ void differentiate(const Kernels<T>& kernels, const Pool& given_pool, const Rows
   std::vector<T*> buffers;
   std::vector<double*> sums;
   for (int worker = 0; worker < pool.threads; ++worker) {
-    buffers.push_back(scratch.take<T>(2 * width));
+    buffers.push_back(scratch.take<T>(3 * width));
     sums.push_back(scratch.take<double>(width));
   }
   const auto weight = [&](int64_t entry) {
@@ -534,28 +568,36 @@ void differentiate(const Kernels<T>& kernels, const Pool& given_pool, const Rows
     const int64_t bytes = rows.storage == Storage::float64 ? 8 : rows.storage == Storage::float32 ? 4 : 2;
     for_each_task(pool, (rows.count + kRowsPerTask - 1) / kRowsPerTask, [&](int64_t task, int worker) {
       double* sum = sums[worker];
-      T *x_buffer = buffers[worker], *y_buffer = x_buffer + width;
+      T *x_buffer = buffers[worker], *y_buffer = x_buffer + width, *part = y_buffer + width;
       const int64_t end = std::min<int64_t>((task + 1) * kRowsPerTask, rows.count);
       for (int64_t row = task * kRowsPerTask; row < end; ++row) {
         void* out = static_cast<char*>(gradient) + row * width * bytes;
         const bool anchor = as_anchor && valid(row);
-        const bool nan = poisoned && (!as_anchor || slope_ap[row] != slope_ap[row]);
         const bool picked = as_candidate && begin[row] != begin[row + 1];
-        std::fill(sum, sum + width, nan ? std::numeric_limits<double>::quiet_NaN() : 0.0);
+        std::fill(part, part + width, poisoned ? std::numeric_limits<T>::quiet_NaN() : T(0));
         if (anchor || picked) {
           const T* x = kernels.load(rows, row, x_buffer);
           const Normaliser x_unit = cosine ? kernels.normalise(x, width) : Normaliser{};
+          // A few pulls add up in T, many of them in double: a row that everybody picked loses no digits.
+          int64_t pulls = 0;
+          const auto flush = [&] {
+            if (pulls == kPullsInT) std::fill(sum, sum + width, 0.0);
+            for (int64_t d = 0; d < width; ++d) sum[d] += double(part[d]), part[d] = 0;
+          };
           const auto pull = [&](const Rows& others, int64_t other, int64_t entry) {
             const T* y = kernels.load(others, other, y_buffer);
             const Normaliser y_unit = cosine ? kernels.normalise(y, width) : Normaliser{};
             kernels.pull({x, y, x_unit, y_unit}, width, distance,
-                         double(entry % 2 ? d_an[entry / 2] : d_ap[entry / 2]), weight(entry), sum);
+                         double(entry % 2 ? d_an[entry / 2] : d_ap[entry / 2]), weight(entry), part);
+            if (++pulls % kPullsInT == 0) flush();
           };
           if (anchor) pull(candidates, positive[row], 2 * row), pull(candidates, negative[row], 2 * row + 1);
           if (picked)
             for (int64_t e = begin[row]; e < begin[row + 1]; ++e) pull(anchors, entries[e] / 2, entries[e]);
+          if (pulls >= kPullsInT)
+            for (int64_t d = 0; d < width; ++d) part[d] = T(sum[d] + double(part[d]));
         }
-        kernels.store(sum, width, rows.storage, out);
+        kernels.store(part, width, rows.storage, out);
       }
     });
   };
@@ -566,8 +608,8 @@ void differentiate(const Kernels<T>& kernels, const Pool& given_pool, const Rows
 #define TRIPLETOPS_INSTANTIATE(T)                                                                           \
   template bool mine<T>(const Kernels<T>&, const Pool&, const Batch&, const Selection&, int64_t*, int64_t*, \
                         T*, T*);                                                                            \
-  template void score<T>(const Batch&, const Objective&, bool, int64_t, const int64_t*, const int64_t*,     \
-                         const T*, const T*, T*, T*, T*);                                                   \
+  template void score<T>(const Objective&, bool, int64_t, const int64_t*, const int64_t*, const T*,         \
+                         const T*, T*, T*, T*);                                                             \
   template void differentiate<T>(const Kernels<T>&, const Pool&, const Rows&, const Rows&, bool, Distance,  \
                                  const int64_t*, const int64_t*, const T*, const T*, const T*, const T*,    \
                                  const T*, bool, void*, void*);

@@ -43,10 +43,10 @@ bool mine(const Kernels<T>&, const Pool&, const Batch&, const Selection&, int64_
           int64_t* negative, T* d_ap, T* d_an);
 
 // The loss (one value, or one per anchor with Reduction::none) of mined triplets, and the slopes d loss / d
-// d_ap and d loss / d d_an with the reduction's weights in them.
+// d_ap and d loss / d d_an with the reduction's weights in them. Not finite: all of them are NaN.
 template <class T>
-void score(const Batch&, const Objective&, bool finite, int64_t anchors, const int64_t* positive,
-           const int64_t* negative, const T* d_ap, const T* d_an, T* loss, T* slope_ap, T* slope_an);
+void score(const Objective&, bool finite, int64_t anchors, const int64_t* positive, const int64_t* negative,
+           const T* d_ap, const T* d_an, T* loss, T* slope_ap, T* slope_an);
 
 // The gradient rows of anchors and candidates, in their own storage, adjacent rows; null: not wanted. In
 // self-mining both parts go to `anchor_gradient`. `upstream` holds one value, or one per anchor.

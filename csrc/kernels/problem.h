@@ -36,11 +36,14 @@ struct Normaliser {
   double norm = 1;
 };
 
-// How a row becomes what the Gram product is taken of: x * scale - centre, or the unit row - centre.
+// How a row becomes what the Gram product is taken of: x * scale - centre, or the unit row - unit_centre. The
+// latter is subtracted in double: unit rows that nearly agree would lose their differences to the rounding of
+// T.
 template <class T>
 struct Frame {
-  const T* centre = nullptr;  // (width,), already scaled
+  const T* centre = nullptr;  // (width,), already scaled; zero for unit rows
   T scale = 1;                // a power of two that keeps every product finite
+  const double* unit_centre = nullptr;
 };
 
 // Rows packed for the Gram product, `lanes` of them to a panel: packed[d * lanes + lane].
@@ -98,7 +101,7 @@ struct Kernels {
 
   // Row `row` as T: in place where it is stored so, else unpacked into `buffer`.
   const T* (*load)(const Rows&, int64_t row, T* buffer);
-  void (*store)(const double* values, int64_t width, Storage, void* row);
+  void (*store)(const T* values, int64_t width, Storage, void* row);
   bool (*all_finite)(const T* values, int64_t count);
   // Adds the deviations of rows [begin, end) of `index` from `origin`, times `shrink`, to sums and stores the
   // largest in spread; with `units` it normalises the rows first. A non-finite element makes its sum
@@ -122,7 +125,7 @@ struct Kernels {
   Normaliser (*normalise)(const T* row, int64_t width);
   double (*measure)(const Pair<T>&, int64_t width, Distance, double scale);
   // sums += weight * d(distance)/dx, where x is the row that receives and y the other one of the pair.
-  void (*pull)(const Pair<T>&, int64_t width, Distance, double distance, double weight, double* sums);
+  void (*pull)(const Pair<T>&, int64_t width, Distance, double distance, double weight, T* sums);
 };
 
 struct Variant {

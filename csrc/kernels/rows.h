@@ -66,13 +66,12 @@ const T* load_row(const Rows& rows, int64_t row, T* buffer) {
   }
 }
 
-void store_row(const double* values, int64_t width, Storage storage, void* row) {
+template <class T>
+void store_row(const T* values, int64_t width, Storage storage, void* row) {
   switch (storage) {
     case Storage::float64:
-      std::memcpy(row, values, size_t(width) * sizeof(double));
-      break;
     case Storage::float32:
-      for (int64_t d = 0; d < width; ++d) static_cast<float*>(row)[d] = float(values[d]);
+      std::memcpy(row, values, size_t(width) * sizeof(T));
       break;
     case Storage::float16:
       for (int64_t d = 0; d < width; ++d) static_cast<uint16_t*>(row)[d] = to_float16(float(values[d]));
@@ -83,15 +82,21 @@ void store_row(const double* values, int64_t width, Storage storage, void* row) 
   }
 }
 
-// Sums over a row run in eight lanes, so that they vectorise without licence to reorder.
-template <class Term>
-TRIPLETOPS_INLINE double sum_over(int64_t width, Term term) {
-  double lanes[8] = {};
+// Sum of term(x[d], y[d]) in double; `term` takes vectors and scalars alike.
+template <class T, class Term>
+TRIPLETOPS_INLINE double sum_of(const T* x, const T* y, int64_t width, Term term) {
+  constexpr int lanes = kLanes<double>;
+  DoubleVector even = {}, odd = {};
   int64_t d = 0;
-  for (; d + 8 <= width; d += 8)
-    for (int lane = 0; lane < 8; ++lane) lanes[lane] += term(d + lane);
-  for (int lane = 0; d < width; ++d, ++lane) lanes[lane] += term(d);
-  return ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
+  for (; d + 2 * lanes <= width; d += 2 * lanes) {
+    even += term(load_doubles(x + d), load_doubles(y + d));
+    odd += term(load_doubles(x + d + lanes), load_doubles(y + d + lanes));
+  }
+  even += odd;
+  double sum = 0;
+  for (int lane = 0; lane < lanes; ++lane) sum += even[lane];
+  for (; d < width; ++d) sum += term(double(x[d]), double(y[d]));
+  return sum;
 }
 
 template <class T>
@@ -119,11 +124,11 @@ TRIPLETOPS_INLINE bool is_zero_row(const Normaliser& unit) { return unit.norm ==
 template <class T>
 Normaliser normalise(const T* row, int64_t width) {
   Normaliser unit;
-  double square = sum_over(width, [&](int64_t d) { return double(row[d]) * double(row[d]); });
+  double square = sum_of(row, row, width, [](auto a, auto) { return a * a; });
   if (!(square > 0x1p-900 && square < 0x1p900)) {
     unit.scale = power_of_two_for(largest_magnitude(row, width));
     const double scale = unit.scale;
-    square = sum_over(width, [&](int64_t d) { return double(row[d]) * scale * (double(row[d]) * scale); });
+    square = sum_of(row, row, width, [&](auto a, auto) { return a * scale * (a * scale); });
   }
   unit.norm = square > 0 ? __builtin_sqrt(square) : __builtin_inf();
   return unit;
@@ -138,11 +143,6 @@ bool all_finite(const T* values, int64_t width) {
 }
 
 template <class T>
-void make_unit(const T* row, const Normaliser& unit, int64_t width, T* result) {
-  for (int64_t d = 0; d < width; ++d) result[d] = T(double(row[d]) * unit.scale / unit.norm);
-}
-
-template <class T>
 void survey(const Rows& rows, const int32_t* index, int32_t begin, int32_t end, const T* origin, T shrink,
             Normaliser* units, T* sums, T* spread, T* buffer) {
   constexpr int lanes = kLanes<T>;
@@ -152,8 +152,8 @@ void survey(const Rows& rows, const int32_t* index, int32_t begin, int32_t end, 
   for (int32_t i = begin; i < end; ++i) {
     const T* row = load_row(rows, index[i], buffer);
     if (units) {
-      units[index[i]] = normalise(row, width);
-      make_unit(row, units[index[i]], width, buffer);
+      const Normaliser unit = units[index[i]] = normalise(row, width);
+      for (int64_t d = 0; d < width; ++d) buffer[d] = T(double(row[d]) * unit.scale / unit.norm);
       row = buffer;
     }
     int64_t d = 0;
@@ -226,23 +226,25 @@ TRIPLETOPS_INLINE void interleave_rows(const T* rows, int64_t width, T* packed) 
 template <class T>
 T frame_row(const T* row, const Frame<T>& frame, const Normaliser* unit, int64_t width, T* framed) {
   if (unit) {
-    make_unit(row, *unit, width, framed);
+    for (int64_t d = 0; d < width; ++d)
+      framed[d] = T(double(row[d]) * unit->scale / unit->norm - frame.unit_centre[d]);
     row = framed;
   }
   constexpr int lanes = kLanes<T>;
-  Vector<T> squares[2] = {};
-  int64_t d = 0;
-  for (int turn = 0; d + lanes <= width; d += lanes, turn ^= 1) {
+  Vector<T> even = {}, odd = {};
+  const auto step = [&](int64_t d, Vector<T>& squares) {
     const Vector<T> value = load_vector<T>(row + d) * frame.scale - load_vector<T>(frame.centre + d);
     store_vector(value, framed + d);
-    squares[turn] = multiply_add(value, value, squares[turn]);
-  }
+    squares = multiply_add(value, value, squares);
+  };
+  int64_t d = 0;
+  for (; d + 2 * lanes <= width; d += 2 * lanes) step(d, even), step(d + lanes, odd);
   double square = 0;
   for (; d < width; ++d) {
     framed[d] = row[d] * frame.scale - frame.centre[d];
     square += double(framed[d]) * double(framed[d]);
   }
-  for (int lane = 0; lane < lanes; ++lane) square += double(squares[0][lane]) + double(squares[1][lane]);
+  for (int lane = 0; lane < lanes; ++lane) square += double(even[lane]) + double(odd[lane]);
   // S = 0 of a zero row with everything: 1/2 added on its side makes 1 - S come out of the Gram arithmetic.
   return T(0.5 * square + (unit && width > 0 && is_zero_row(*unit) ? 0.5 : 0));
 }
@@ -287,42 +289,80 @@ bool draw(uint64_t row_seed, const int32_t* index, int32_t begin, int32_t end, b
 }
 
 template <class T>
+constexpr double kNearlyNothing = sizeof(T) == sizeof(float) ? 0x1p-60 : 0x1p-900;
+
+// In T, and every few terms into double.
+template <class T>
+TRIPLETOPS_INLINE double square_of_difference(const T* x, const T* y, int64_t width, T scale) {
+  constexpr int lanes = kLanes<T>, terms = 16;
+  double sum = 0;
+  int64_t d = 0;
+  while (d + lanes <= width) {
+    Vector<T> squares = {};
+    for (int term = 0; term < terms && d + lanes <= width; ++term, d += lanes) {
+      const Vector<T> difference = load_vector<T>(x + d) * scale - load_vector<T>(y + d) * scale;
+      squares = multiply_add(difference, difference, squares);
+    }
+    for (int lane = 0; lane < lanes; ++lane) sum += double(squares[lane]);
+  }
+  for (; d < width; ++d) sum += double(x[d] * scale - y[d] * scale) * double(x[d] * scale - y[d] * scale);
+  return sum;
+}
+
+template <class T>
 double measure(const Pair<T>& pair, int64_t width, Distance distance, double scale) {
   const T *x = pair.x, *y = pair.y;
   if (distance == Distance::cosine) {
     if (width > 0 && (is_zero_row(pair.x_unit) || is_zero_row(pair.y_unit))) return 1;
     const Normaliser u = pair.x_unit, v = pair.y_unit;
-    return 0.5 * sum_over(width, [&](int64_t d) {
-             const double difference = double(x[d]) * u.scale / u.norm - double(y[d]) * v.scale / v.norm;
+    return 0.5 * sum_of(x, y, width, [&](auto a, auto b) {
+             const auto difference = a * u.scale / u.norm - b * v.scale / v.norm;
              return difference * difference;
            });
   }
-  if (sizeof(T) == sizeof(float)) scale = 1;  // their squares are safe in double as they are
-  const double square = sum_over(width, [&](int64_t d) {
-    const double difference =
-        sizeof(T) == sizeof(float) ? double(x[d]) - double(y[d]) : x[d] * scale - y[d] * scale;
-    return difference * difference;
-  });
+  double square = square_of_difference(x, y, width, T(scale));
+  if (square < kNearlyNothing<T>)  // where squares of T may have vanished
+    square = sum_of(x, y, width,
+                    [&](auto a, auto b) { return (a * scale - b * scale) * (a * scale - b * scale); });
   return distance == Distance::euclidean ? __builtin_sqrt(square) / scale : square / scale / scale;
 }
 
+// sums[d] += term(x[d], y[d]), the term in double.
+template <class T, class Term>
+TRIPLETOPS_INLINE void add_to(T* sums, const T* x, const T* y, int64_t width, Term term) {
+  for (int64_t d = 0; d < width; ++d) sums[d] += T(term(double(x[d]), double(y[d])));
+}
+
 template <class T>
-void pull(const Pair<T>& pair, int64_t width, Distance distance, double value, double weight, double* sums) {
+void pull(const Pair<T>& pair, int64_t width, Distance distance, double value, double weight, T* sums) {
   const T *x = pair.x, *y = pair.y;
+  if (weight == 0) return;
   if (distance == Distance::cosine) {
     // d/dx (1 - S) = (S u - v) / |x| = ((u - v) - (1 - S) u) / |x|, which keeps its digits where u and v
     // nearly agree.
     const Normaliser u = pair.x_unit, v = pair.y_unit;
     const double outer = weight * u.scale / u.norm;
-    for (int64_t d = 0; d < width; ++d) {
-      const double unit = double(x[d]) * u.scale / u.norm;
-      sums[d] += outer * ((unit - double(y[d]) * v.scale / v.norm) - value * unit);
-    }
+    add_to(sums, x, y, width, [&](double a, double b) {
+      const double unit = a * u.scale / u.norm;
+      return outer * ((unit - b * v.scale / v.norm) - value * unit);
+    });
     return;
   }
   if (distance == Distance::euclidean && value == 0) return;
   const double factor = distance == Distance::euclidean ? weight / value : 2 * weight;
-  for (int64_t d = 0; d < width; ++d) sums[d] += factor * (double(x[d]) - double(y[d]));
+  const double size = factor < 0 ? -factor : factor;
+  if (!(size > 0x1p-100 && size < 0x1p100)) {  // the factor may not fit into T where the product does
+    add_to(sums, x, y, width, [&](double a, double b) { return factor * (a - b); });
+    return;
+  }
+  constexpr int lanes = kLanes<T>;
+  const Vector<T> factors = broadcast<T>(T(factor));
+  int64_t d = 0;
+  for (; d + lanes <= width; d += lanes)
+    store_vector(
+        multiply_add(factors, load_vector<T>(x + d) - load_vector<T>(y + d), load_vector<T>(sums + d)),
+        sums + d);
+  for (; d < width; ++d) sums[d] = multiply_add_one(T(factor), x[d] - y[d], sums[d]);
 }
 
 }  // namespace

@@ -47,6 +47,15 @@ TRIPLETOPS_INLINE void store_vector(V v, T* to) {
   std::memcpy(to, &v, sizeof v);
 }
 
+// As many elements as a vector of doubles has, widened.
+TRIPLETOPS_INLINE DoubleVector load_doubles(const double* from) { return load_vector<double>(from); }
+TRIPLETOPS_INLINE DoubleVector load_doubles(const float* from) {
+  typedef float Narrow __attribute__((vector_size(TRIPLETOPS_VECTOR_BYTES / 2)));
+  Narrow narrow;
+  std::memcpy(&narrow, from, sizeof narrow);
+  return __builtin_convertvector(narrow, DoubleVector);
+}
+
 template <class T>
 TRIPLETOPS_INLINE Vector<T> broadcast(T value) {
   return value - Vector<T>{};  // exact for every value, -0 included
