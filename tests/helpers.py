@@ -433,7 +433,9 @@ class Tolerances:
             self.loss, self.loss_size = loss_off.sum() * share, self.loss_size.sum()[None] * share
         self.may_flip = bool(flips.any())
 
-        # By row of emb and of ref_emb: the sizes of all that pulls at it, and the tolerance.
+        # By row of emb and of ref_emb: the sizes of all that pulls at it, and the tolerance. An ulp of a distance
+        # moves the slope of a curved loss by that much relative to itself.
+        condition = torch.ones_like(size) if objective.loss == "margin" else 1 + sharpness * size
         self.pull = [torch.zeros(len(rows), dtype=torch.float64) for rows in (truth.x, truth.y)]
         self.gradient = [part.clone() for part in self.pull]
         # A slope below the smallest normal number loses digits; second_order's hold 1 − S_ap, and S rounds.
@@ -447,7 +449,7 @@ class Tolerances:
                 pull = weight * slope * (length + moved)
                 tolerance = pull * (truth.relative + bend) + weight * slope * moved
                 tolerance += weight * slope_floor * length
-                self.pull[side].index_add_(0, at, pull)
+                self.pull[side].index_add_(0, at, pull * condition)
                 self.gradient[side].index_add_(0, at, tolerance)
         if truth.batch.ref_emb is None:
             self.pull = [self.pull[0] + self.pull[1]]

@@ -160,7 +160,7 @@ def test_every_float16_is_read_exactly(variant):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_half_precision_gradients_are_rounded_to_nearest_even(variant):
-    # With a margin that keeps the hinge active the anchor's gradient is 2(x−p) − 2(x−n) = 2(n−p), whatever x is.
+    # With a margin that keeps the hinge active, the anchor's gradient is 2(x−p) − 2(x−n) = 2(n−p) for any x.
     rng = np.random.default_rng(4)
     halves = rng.integers(0, 2**16, 3000).astype(np.uint16)
     positive, negative = halves[:1500].view(np.float16), halves[1500:].view(np.float16)

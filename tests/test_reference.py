@@ -383,7 +383,7 @@ def test_a_value_that_is_not_finite_is_never_mined_around(value, reduction):
     _, gradient, _ = loss_and_gradients(emb, LINE_LABELS, reduction=reduction)
     assert gradient.isnan().all()
     assert reference.triplet_loss(emb, LINE_LABELS, reduction=reduction).isnan().all()
-    # In the candidates alone, with an ignored anchor and an ignored candidate: the whole gradient all the same.
+    # In the candidates alone, with an ignored anchor and an ignored candidate: the whole gradient again.
     _, by_anchor, by_ref = loss_and_gradients(
         LINE, torch.tensor([8, 9, 8, 8, 8]), ref_emb=emb, ref_labels=torch.tensor([8, 8, 9, 9, -3]),
         ignore_label=9, reduction=reduction,

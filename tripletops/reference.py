@@ -202,5 +202,6 @@ def triplet_loss(
     y = x if ref_emb is None or ref_labels is None else kept_rows(ref_emb, ref_labels, ignore_label)[0]
     losses = losses_of(x, y, p, n, distance, loss, margin, temperature)
     if len(x) and not (x.isfinite().all() and y.isfinite().all()):
-        losses = losses + nan * (emb.sum() if ref_emb is None else emb.sum() + ref_emb.sum())  # all gradients too
+        # Every gradient becomes NaN with it.
+        losses = losses + nan * (emb.sum() if ref_emb is None else emb.sum() + ref_emb.sum())
     return REDUCTIONS[reduction](losses, (p >= 0) & (n >= 0))
