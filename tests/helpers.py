@@ -433,8 +433,8 @@ class Tolerances:
             self.loss, self.loss_size = loss_off.sum() * share, self.loss_size.sum()[None] * share
         self.may_flip = bool(flips.any())
 
-        # By row of emb and of ref_emb: the sizes of all that pulls at it, and the tolerance. An ulp of a distance
-        # moves the slope of a curved loss by that much relative to itself.
+        # By row of emb and of ref_emb: the sizes of all that pulls at it, and the tolerance. An ulp of a
+        # distance moves the slope of a curved loss by as much, relative to itself.
         condition = torch.ones_like(size) if objective.loss == "margin" else 1 + sharpness * size
         self.pull = [torch.zeros(len(rows), dtype=torch.float64) for rows in (truth.x, truth.y)]
         self.gradient = [part.clone() for part in self.pull]

@@ -73,7 +73,6 @@ def _backward_fake(
 
 
 _DISTANCE_ARGUMENT = 9  # its position in the schemas of mine and triplet_forward
-_NOTHING = (None,) * 11  # the gradients of the arguments behind ref_emb
 
 _mine = torch.ops.tripletops.mine.default
 _forward = torch.ops.tripletops.triplet_forward.default
@@ -105,7 +104,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 def _differentiate(ctx: Any, grad: Tensor, *_: Any) -> Any:
     emb_gradient, ref_gradient = _gradients(ctx, grad, ctx.needs_input_grad[0], ctx.needs_input_grad[2])
-    return emb_gradient, None, ref_gradient, *_NOTHING
+    return emb_gradient, None, ref_gradient, *[None] * 11
 
 
 def _mark_picks(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -127,18 +126,17 @@ class _TripletLoss(torch.autograd.Function):
     """The same in eager mode, where the op's own autograd would cost a small batch half as much again."""
 
     @staticmethod
-    def forward(ctx: Any, emb: Tensor, labels: Tensor, ref_emb: Tensor | None, *rest: Any) -> Tensor:
+    def forward(ctx: Any, emb: Tensor, ref_emb: Tensor | None, arguments: tuple[Any, ...]) -> Tensor:
         with torch._C._AutoDispatchBelowAutograd():
-            loss, picks, terms = _forward(emb, labels, ref_emb, *rest)
+            loss, picks, terms = _forward(*arguments)
         ctx.save_for_backward(emb, ref_emb, picks, terms)
-        ctx.distance = rest[_DISTANCE_ARGUMENT - 3]
+        ctx.distance = arguments[_DISTANCE_ARGUMENT]
         return loss  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        wants = ctx.needs_input_grad
-        emb_gradient, ref_gradient = _gradients(ctx, grad, wants[0], wants[2])
-        return emb_gradient, None, ref_gradient, *_NOTHING
+        wants_emb, wants_ref, _ = ctx.needs_input_grad
+        return *_gradients(ctx, grad, wants_emb, wants_ref), None
 
 
 def triplet_loss(*arguments: Any) -> Tensor:
@@ -149,7 +147,8 @@ def triplet_loss(*arguments: Any) -> Tensor:
     """
     if torch.compiler.is_compiling():
         return _forward(*arguments)[0]  # type: ignore[no-any-return]
-    return _TripletLoss.apply(*arguments)  # type: ignore[no-any-return]
+    # Every argument of apply() costs; only these two can have a gradient.
+    return _TripletLoss.apply(arguments[0], arguments[2], arguments)  # type: ignore[no-any-return]
 
 
 def mine(*arguments: Any) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,7 @@ constexpr int32_t kBlockTiles = 16;     // anchor tiles that share one pass over
 constexpr int32_t kPanelsPerTask = 16;  // candidate panels of one task
 constexpr int32_t kRowsPerTask = 256;  // fixed, so that sums over rows do not depend on the number of threads
 constexpr int32_t kPadding = 64;       // at least a tile's rows and a panel's columns
-constexpr int kPullsInT = 16;
+constexpr int kPullsInT = 32;
 constexpr double kShrink = 0x1p-20;   // keeps a task's sum of the largest deviations finite
 constexpr double kSerialBelow = 3e6;  // multiply-adds that are done before a second thread would have woken
 

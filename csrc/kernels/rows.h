@@ -82,20 +82,24 @@ void store_row(const T* values, int64_t width, Storage storage, void* row) {
   }
 }
 
-// Sum of term(x[d], y[d]) in double; `term` takes vectors and scalars alike.
+// Sum of the squares of term(x[d], y[d]) in double; `term` takes vectors and scalars alike.
 template <class T, class Term>
-TRIPLETOPS_INLINE double sum_of(const T* x, const T* y, int64_t width, Term term) {
+TRIPLETOPS_INLINE double sum_of_squares(const T* x, const T* y, int64_t width, Term term) {
   constexpr int lanes = kLanes<double>;
   DoubleVector even = {}, odd = {};
+  const auto step = [&](int64_t d, DoubleVector& squares) {
+    const DoubleVector value = term(load_doubles(x + d), load_doubles(y + d));
+    squares = multiply_add(value, value, squares);
+  };
   int64_t d = 0;
-  for (; d + 2 * lanes <= width; d += 2 * lanes) {
-    even += term(load_doubles(x + d), load_doubles(y + d));
-    odd += term(load_doubles(x + d + lanes), load_doubles(y + d + lanes));
-  }
+  for (; d + 2 * lanes <= width; d += 2 * lanes) step(d, even), step(d + lanes, odd);
   even += odd;
   double sum = 0;
   for (int lane = 0; lane < lanes; ++lane) sum += even[lane];
-  for (; d < width; ++d) sum += term(double(x[d]), double(y[d]));
+  for (; d < width; ++d) {
+    const double value = term(double(x[d]), double(y[d]));
+    sum += value * value;
+  }
   return sum;
 }
 
@@ -124,11 +128,11 @@ TRIPLETOPS_INLINE bool is_zero_row(const Normaliser& unit) { return unit.norm ==
 template <class T>
 Normaliser normalise(const T* row, int64_t width) {
   Normaliser unit;
-  double square = sum_of(row, row, width, [](auto a, auto) { return a * a; });
+  double square = sum_of_squares(row, row, width, [](auto a, auto) { return a; });
   if (!(square > 0x1p-900 && square < 0x1p900)) {
     unit.scale = power_of_two_for(largest_magnitude(row, width));
     const double scale = unit.scale;
-    square = sum_of(row, row, width, [&](auto a, auto) { return a * scale * (a * scale); });
+    square = sum_of_squares(row, row, width, [&](auto a, auto) { return a * scale; });
   }
   unit.norm = square > 0 ? __builtin_sqrt(square) : __builtin_inf();
   return unit;
@@ -289,41 +293,18 @@ bool draw(uint64_t row_seed, const int32_t* index, int32_t begin, int32_t end, b
 }
 
 template <class T>
-constexpr double kNearlyNothing = sizeof(T) == sizeof(float) ? 0x1p-60 : 0x1p-900;
-
-// In T, and every few terms into double.
-template <class T>
-TRIPLETOPS_INLINE double square_of_difference(const T* x, const T* y, int64_t width, T scale) {
-  constexpr int lanes = kLanes<T>, terms = 16;
-  double sum = 0;
-  int64_t d = 0;
-  while (d + lanes <= width) {
-    Vector<T> squares = {};
-    for (int term = 0; term < terms && d + lanes <= width; ++term, d += lanes) {
-      const Vector<T> difference = load_vector<T>(x + d) * scale - load_vector<T>(y + d) * scale;
-      squares = multiply_add(difference, difference, squares);
-    }
-    for (int lane = 0; lane < lanes; ++lane) sum += double(squares[lane]);
-  }
-  for (; d < width; ++d) sum += double(x[d] * scale - y[d] * scale) * double(x[d] * scale - y[d] * scale);
-  return sum;
-}
-
-template <class T>
 double measure(const Pair<T>& pair, int64_t width, Distance distance, double scale) {
   const T *x = pair.x, *y = pair.y;
   if (distance == Distance::cosine) {
     if (width > 0 && (is_zero_row(pair.x_unit) || is_zero_row(pair.y_unit))) return 1;
     const Normaliser u = pair.x_unit, v = pair.y_unit;
-    return 0.5 * sum_of(x, y, width, [&](auto a, auto b) {
-             const auto difference = a * u.scale / u.norm - b * v.scale / v.norm;
-             return difference * difference;
-           });
+    return 0.5 * sum_of_squares(x, y, width,
+                                [&](auto a, auto b) { return a * u.scale / u.norm - b * v.scale / v.norm; });
   }
-  double square = square_of_difference(x, y, width, T(scale));
-  if (square < kNearlyNothing<T>)  // where squares of T may have vanished
-    square = sum_of(x, y, width,
-                    [&](auto a, auto b) { return (a * scale - b * scale) * (a * scale - b * scale); });
+  if (sizeof(T) == sizeof(float)) scale = 1;  // the squares of floats are safe in double as they are
+  const double square = sum_of_squares(x, y, width, [&](auto a, auto b) {
+    return sizeof(T) == sizeof(float) ? a - b : a * scale - b * scale;
+  });
   return distance == Distance::euclidean ? __builtin_sqrt(square) / scale : square / scale / scale;
 }
 

@@ -40,17 +40,34 @@ TRIPLETOPS_INLINE Vector<T> above_floor(Vector<T> key, Vector<T> floor) {
   return rule == Rule::beyond ? (key > floor ? key : broadcast<T>(kInfinity<T>)) : key;
 }
 
-// One anchor against `count` candidates whose products lie `step` apart.
+template <class T>
+TRIPLETOPS_INLINE void improve(T key, int32_t index, T* best, int32_t* best_index) {
+  if (key < *best || (key == *best && index < *best_index)) *best = key, *best_index = index;
+}
+
+// The anchor of row r against the tile's candidates, `least` of whose keys is known lane by lane.
 template <Rule rule, class T>
-__attribute__((noinline)) void settle(const T* products, int step, const T* half_norms, const int32_t* index,
-                                      int count, T floor, T* best, int32_t* best_index) {
-  for (int c = 0; c < count; ++c) {
-    const T key = key_of<rule>(half_norms[c], products[c * step]);
-    if (rule == Rule::beyond && !(key > floor)) continue;
-    if (key < *best || (key == *best && index[c] < *best_index)) {
-      *best = key;
-      *best_index = index[c];
-    }
+__attribute__((noinline)) void settle_row(const Walk<T>& walk, const TileView<T>& tile, int r, T floor,
+                                          Vector<T> least, T* best, int32_t* best_index) {
+  T low = least[0];
+  for (int lane = 1; lane < kLanes<T>; ++lane) low = least[lane] < low ? least[lane] : low;
+  for (int v = 0; v < kPanelVectors; ++v) {
+    const int at = v * kLanes<T>;
+    const Vector<T> key = key_of<rule>(load_vector<T>(tile.column_half_norms + at),
+                                       load_vector<T>(tile.products + r * kPanelColumns<T> + at));
+    uint32_t bits = lanes_not_above(above_floor<rule, T>(key, broadcast<T>(floor)), broadcast<T>(low));
+    for (; bits; bits &= bits - 1)
+      improve(low, walk.candidates.index[tile.column + at + __builtin_ctz(bits)], best, best_index);
+  }
+}
+
+// The anchor of column c against the tile's rows.
+template <Rule rule, class T>
+__attribute__((noinline)) void settle_column(const Walk<T>& walk, const TileView<T>& tile, int c, T floor,
+                                             T* best, int32_t* best_index) {
+  for (int r = 0; r < kTileRows; ++r) {
+    const T key = key_of<rule>(tile.row_half_norms[r], tile.products[r * kPanelColumns<T> + c]);
+    if (rule != Rule::beyond || key > floor) improve(key, walk.anchors.index[tile.row + r], best, best_index);
   }
 }
 
@@ -84,8 +101,7 @@ TRIPLETOPS_INLINE void keep_rows(const Walk<T>& walk, const TileView<T>& tile, P
     const Vector<T> bar = broadcast<T>(best[r]);
     const uint32_t reached = lanes_not_above(least[r], bar);
     if (reached && ((reached & ~lanes_not_above(bar, least[r])) || tile.column_first < best_index[r]))
-      settle<rule>(tile.products + r * columns, 1, half_norms, walk.candidates.index + tile.column, columns,
-                   floor[r], best + r, best_index + r);
+      settle_row<rule>(walk, tile, r, floor[r], least[r], best + r, best_index + r);
   }
 }
 
@@ -117,8 +133,7 @@ TRIPLETOPS_INLINE void keep_columns(const Walk<T>& walk, const TileView<T>& tile
     if (!tie_can_win) bits &= ~lanes_not_above(bar, least);
     for (; bits; bits &= bits - 1) {
       const int c = v * kLanes<T> + __builtin_ctz(bits);
-      settle<rule>(tile.products + c, columns, half_norms, walk.anchors.index + tile.row, kTileRows, floor[c],
-                   best + c, best_index + c);
+      settle_column<rule>(walk, tile, c, floor[c], best + c, best_index + c);
     }
   }
 }
