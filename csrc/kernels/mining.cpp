@@ -15,7 +15,7 @@
 namespace tripletops {
 namespace {
 
-constexpr int32_t kBlockTiles = 16;     // anchor tiles that share one pass over a panel
+constexpr int32_t kBlockRows = 96;      // anchors that share one pass over a panel
 constexpr int32_t kPanelsPerTask = 16;  // candidate panels of one task
 constexpr int32_t kRowsPerTask = 256;  // fixed, so that sums over rows do not depend on the number of threads
 constexpr int32_t kPadding = 64;       // at least a tile's rows and a panel's columns
@@ -79,6 +79,8 @@ struct Mining {
     }
     return finite;
   }
+
+  int32_t block_tiles() const { return kBlockRows / kernels.tile_rows; }
 
   static int32_t panels_of(const Side<T>& side) { return (side.count + side.lanes - 1) / side.lanes; }
 
@@ -197,6 +199,8 @@ struct Mining {
     walk.self_position = self;
   }
 
+  // An anchor without a pick holds the largest finite key: above every key of scaled rows, below the infinity
+  // of an excluded pair.
   std::vector<Picks<T>> fresh_picks() {
     const int64_t length = classes.anchors.count + kPadding;
     std::vector<Picks<T>> picks;
@@ -230,7 +234,7 @@ struct Mining {
     std::vector<T*> products;
     std::vector<Panels<T>> packed;
     for (int worker = 0; worker < pool.threads; ++worker) {
-      products.push_back(scratch.template take<T>(int64_t(kBlockTiles) * walk.anchors.lanes * lanes));
+      products.push_back(scratch.template take<T>(int64_t(block_tiles()) * walk.anchors.lanes * lanes));
       if (!packed_before) packed.push_back(room_for(kPanelsPerTask, lanes));
     }
     for_each_task(pool, int64_t(tasks.size()), [&](int64_t i, int worker) {
@@ -243,8 +247,8 @@ struct Mining {
                          from_panel(packed[worker], panel - begin, lanes), buffers[worker]);
         const Panels<T> panels =
             packed_before ? from_panel(walk.candidates.panels, begin, lanes) : packed[worker];
-        for (int32_t tile = task.tile_begin; tile < task.tile_end; tile += kBlockTiles)
-          kernels.walk(walk, tile, std::min(tile + kBlockTiles, task.tile_end), begin, end, panels,
+        for (int32_t tile = task.tile_begin; tile < task.tile_end; tile += block_tiles())
+          kernels.walk(walk, tile, std::min(tile + block_tiles(), task.tile_end), begin, end, panels,
                        positives[worker], negatives[worker], products[worker]);
       }
     });
@@ -254,11 +258,11 @@ struct Mining {
     const int32_t tiles = panels_of(walk.anchors), panels = panels_of(walk.candidates);
     std::vector<Task> tasks;
     if (walk.symmetric) {
-      for (int32_t tile = 0; tile < tiles; tile += kBlockTiles)
+      for (int32_t tile = 0; tile < tiles; tile += block_tiles())
         for (int32_t panel = tile * walk.anchors.lanes / walk.candidates.lanes; panel < panels;
              panel += kPanelsPerTask)
           tasks.push_back(
-              {tile, std::min(tile + kBlockTiles, tiles), panel, std::min(panel + kPanelsPerTask, panels)});
+              {tile, std::min(tile + block_tiles(), tiles), panel, std::min(panel + kPanelsPerTask, panels)});
     } else {
       const int32_t step = std::clamp(panels / (4 * pool.threads), 1, kPanelsPerTask);
       for (int32_t panel = 0; panel < panels; panel += step)
@@ -271,7 +275,7 @@ struct Mining {
   void walk_class_blocks() {
     const int32_t tiles = panels_of(walk.anchors);
     const int32_t class_size = classes.candidates.count / std::max(classes.count, 1);
-    const int32_t step = std::clamp(class_size / walk.anchors.lanes, 1, kBlockTiles);
+    const int32_t step = std::clamp(class_size / walk.anchors.lanes, 1, block_tiles());
     std::vector<Task> tasks;
     for (int32_t tile = 0; tile < tiles; tile += step) {
       const int32_t end = std::min(tile + step, tiles);

@@ -12,10 +12,6 @@ namespace {
 
 template <class T>
 constexpr T kInfinity = T(__builtin_inf());
-// Larger than every key of scaled rows, smaller than the infinity of an excluded pair: an anchor without a
-// pick.
-template <class T>
-constexpr T kUnpicked = sizeof(T) == sizeof(float) ? T(__FLT_MAX__) : T(__DBL_MAX__);
 
 // The same expression for scalars and vectors.
 template <Rule rule, class V>

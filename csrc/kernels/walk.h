@@ -10,7 +10,7 @@ namespace {
 
 // The slice of a panel that stays in the first-level cache while the anchors of a block pass by.
 template <class T>
-constexpr int64_t kSlice = 1024 / int64_t(sizeof(T));
+constexpr int64_t kSlice = 16384 / (kPanelColumns<T> * int64_t(sizeof(T)));
 
 template <class T>
 TRIPLETOPS_INLINE void keep_tile(const Walk<T>& walk, const TileView<T>& tile, Picks<T> positives,
