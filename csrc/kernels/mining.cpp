@@ -257,17 +257,12 @@ struct Mining {
   void walk_everything() {
     const int32_t tiles = panels_of(walk.anchors), panels = panels_of(walk.candidates);
     std::vector<Task> tasks;
-    if (walk.symmetric) {
-      for (int32_t tile = 0; tile < tiles; tile += block_tiles())
-        for (int32_t panel = tile * walk.anchors.lanes / walk.candidates.lanes; panel < panels;
-             panel += kPanelsPerTask)
-          tasks.push_back(
-              {tile, std::min(tile + block_tiles(), tiles), panel, std::min(panel + kPanelsPerTask, panels)});
-    } else {
-      const int32_t step = std::clamp(panels / (4 * pool.threads), 1, kPanelsPerTask);
-      for (int32_t panel = 0; panel < panels; panel += step)
-        tasks.push_back({0, tiles, panel, std::min(panel + step, panels)});
-    }
+    const int32_t step = std::clamp(panels / (4 * pool.threads), 1, kPanelsPerTask);
+    const int32_t block = walk.symmetric ? block_tiles() : tiles;
+    for (int32_t tile = 0; tile < tiles; tile += block)
+      for (int32_t panel = walk.symmetric ? tile * walk.anchors.lanes / walk.candidates.lanes : 0;
+           panel < panels; panel += step)
+        tasks.push_back({tile, std::min(tile + block, tiles), panel, std::min(panel + step, panels)});
     walk_tasks(tasks);
   }
 
