@@ -19,7 +19,7 @@ constexpr int32_t kBlockRows = 96;      // anchors that share one pass over a pa
 constexpr int32_t kPanelsPerTask = 16;  // candidate panels of one task
 constexpr int32_t kRowsPerTask = 256;  // fixed, so that sums over rows do not depend on the number of threads
 constexpr int32_t kPadding = 64;       // at least a tile's rows and a panel's columns
-constexpr int kPullsInT = 32;
+constexpr int kPullsInT = 32;  // terms of a gradient row that are summed in T before they go into double
 constexpr double kShrink = 0x1p-20;   // keeps a task's sum of the largest deviations finite
 constexpr double kSerialBelow = 3e6;  // multiply-adds that are done before a second thread would have woken
 
@@ -35,7 +35,7 @@ struct Mining {
   Classes classes;
   std::vector<T*> buffers;                                         // one per worker
   Normaliser *anchor_units = nullptr, *candidate_units = nullptr;  // by row; cosine only
-  double scale = 1;  // a power of two near 1 / the largest magnitude
+  double scale = 1;  // a power of two near 1 / the spread of the rows
   Frame<T> frame;
   Walk<T> walk;
   std::vector<Picks<T>> positives, negatives;  // one per worker, then merged into the first
