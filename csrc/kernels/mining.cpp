@@ -56,18 +56,17 @@ struct Mining {
     T* partial =
         scratch.template take<T>(chunks * (width + 2));  // sums, spread, and what they were multiplied by
     std::atomic<bool> finite{true};
-    for_each_task(pool, chunks, [&](int64_t chunk, int worker) {
-      T* sum = partial + chunk * (width + 2);
-      const int32_t begin = int32_t(chunk) * kRowsPerTask, end = std::min(begin + kRowsPerTask, order.count);
+    for_each_range(pool, order.count, kRowsPerTask, [&](int64_t begin, int64_t end, int worker) {
+      T* sum = partial + begin / kRowsPerTask * (width + 2);
       const auto survey = [&](T shrink) {
         std::fill(sum, sum + width + 1, T(0));
         sum[width + 1] = shrink;
-        kernels.survey(rows, order.index, begin, end, origin, shrink, units, sum, sum + width,
-                       buffers[worker]);
+        kernels.survey(rows, order.index, int32_t(begin), int32_t(end), origin, shrink, units, sum,
+                       sum + width, buffers[worker]);
       };
       survey(1);
       if (kernels.all_finite(sum, width + 1)) return;
-      for (int32_t i = begin; i < end; ++i)
+      for (int64_t i = begin; i < end; ++i)
         if (!kernels.all_finite(kernels.load(rows, order.index[i], buffers[worker]), width)) finite = false;
       survey(T(kShrink));
     });
@@ -94,12 +93,11 @@ struct Mining {
   }
 
   void pack_side(const Rows& rows, const Normaliser* units, Side<T>& side) {
-    const int32_t panels = panels_of(side), panels_per_task = std::max(1, kRowsPerTask / side.lanes);
+    const int32_t panels = panels_of(side);
     side.panels = room_for(panels, side.lanes);
-    for_each_task(pool, (panels + panels_per_task - 1) / panels_per_task, [&](int64_t task, int worker) {
-      const int32_t begin = int32_t(task) * panels_per_task, end = std::min(begin + panels_per_task, panels);
-      for (int32_t panel = begin; panel < end; ++panel)
-        kernels.pack(rows, frame, units, side, panel, from_panel(side.panels, panel, side.lanes),
+    for_each_range(pool, panels, kRowsPerTask / side.lanes, [&](int64_t begin, int64_t end, int worker) {
+      for (int64_t panel = begin; panel < end; ++panel)
+        kernels.pack(rows, frame, units, side, int32_t(panel), from_panel(side.panels, panel, side.lanes),
                      buffers[worker]);
     });
   }
@@ -215,12 +213,8 @@ struct Mining {
   // The order of merging does not matter: (key, index) has one minimum.
   void merge(std::vector<Picks<T>>& picks) {
     for (size_t worker = 1; worker < picks.size(); ++worker)
-      for (int32_t a = 0; a < classes.anchors.count; ++a) {
-        const T key = picks[worker].key[a];
-        const int32_t index = picks[worker].index[a];
-        if (key < picks[0].key[a] || (key == picks[0].key[a] && index < picks[0].index[a]))
-          picks[0].key[a] = key, picks[0].index[a] = index;
-      }
+      for (int32_t a = 0; a < classes.anchors.count; ++a)
+        improve(picks[worker].key[a], picks[worker].index[a], picks[0].key + a, picks[0].index + a);
   }
 
   struct Task {
@@ -308,10 +302,8 @@ struct Mining {
   }
 
   void draw_all(bool same_class, Picks<T> picks) {
-    for_each_task(pool, (classes.anchors.count + kRowsPerTask - 1) / kRowsPerTask, [&](int64_t task, int) {
-      const int32_t begin = int32_t(task) * kRowsPerTask,
-                    end = std::min(begin + kRowsPerTask, classes.anchors.count);
-      for (int32_t a = begin; a < end; ++a) picks.index[a] = draw(a, same_class);
+    for_each_range(pool, classes.anchors.count, kRowsPerTask, [&](int64_t begin, int64_t end, int) {
+      for (int64_t a = begin; a < end; ++a) picks.index[a] = draw(int32_t(a), same_class);
     });
   }
 
@@ -407,35 +399,32 @@ struct Mining {
       const T* y = kernels.load(batch.candidates, index, row_buffer);
       const T d = T(kernels.measure(pair(x, y, classes.anchors.index[anchor], index), width,
                                     selection.distance, scale));
-      if (d > floor && (d < nearest || (d == nearest && index < best))) nearest = d, best = index;
+      if (d > floor) improve(d, index, &nearest, &best);
     }
     *found = nearest;
     return best;
   }
 
   void report(int64_t* positive, int64_t* negative, T* d_ap, T* d_an) {
-    for_each_task(
-        pool, (classes.anchors.count + kRowsPerTask - 1) / kRowsPerTask, [&](int64_t task, int worker) {
-          const int32_t begin = int32_t(task) * kRowsPerTask,
-                        end = std::min(begin + kRowsPerTask, classes.anchors.count);
-          T *x_buffer = buffers[worker], *y_buffer = x_buffer + width;
-          for (int32_t a = begin; a < end; ++a) {
-            const int32_t row = classes.anchors.index[a];
-            const T* x = kernels.load(batch.anchors, row, x_buffer);
-            const auto reported = [&](int32_t candidate) {
-              const T* y = kernels.load(batch.candidates, candidate, y_buffer);
-              return T(kernels.measure(pair(x, y, row, candidate), width, selection.distance, scale));
-            };
-            const int32_t p = positives[0].index[a];
-            int32_t n = negatives[0].index[a];
-            if (p != kNobody) positive[row] = p, d_ap[row] = reported(p);
-            if (n == kNobody) continue;
-            T distance = reported(n);
-            if (selection.negative == Negative::semihard && !(distance > d_ap[row]))
-              n = scan_rows(a, x, d_ap[row], y_buffer, &distance);
-            if (n != kNobody) negative[row] = n, d_an[row] = distance;
-          }
-        });
+    for_each_range(pool, classes.anchors.count, kRowsPerTask, [&](int64_t begin, int64_t end, int worker) {
+      T *x_buffer = buffers[worker], *y_buffer = x_buffer + width;
+      for (int32_t a = int32_t(begin); a < end; ++a) {
+        const int32_t row = classes.anchors.index[a];
+        const T* x = kernels.load(batch.anchors, row, x_buffer);
+        const auto reported = [&](int32_t candidate) {
+          const T* y = kernels.load(batch.candidates, candidate, y_buffer);
+          return T(kernels.measure(pair(x, y, row, candidate), width, selection.distance, scale));
+        };
+        const int32_t p = positives[0].index[a];
+        int32_t n = negatives[0].index[a];
+        if (p != kNobody) positive[row] = p, d_ap[row] = reported(p);
+        if (n == kNobody) continue;
+        T distance = reported(n);
+        if (selection.negative == Negative::semihard && !(distance > d_ap[row]))
+          n = scan_rows(a, x, d_ap[row], y_buffer, &distance);
+        if (n != kNobody) negative[row] = n, d_an[row] = distance;
+      }
+    });
   }
 };
 
@@ -446,8 +435,7 @@ struct Term {
   double loss, slope_ap, slope_an;
 };
 
-// Section 3 of the losses: the value of one triplet and its derivatives by d_ap and d_an (S = 1 - d under
-// cosine).
+// The loss of one triplet and its derivatives by d_ap and d_an; S = 1 - d under cosine.
 Term triplet_term(const Objective& objective, double d_ap, double d_an) {
   const double s_ap = 1 - d_ap, s_an = 1 - d_an, tau = objective.temperature;
   double z = 0, dz_ap = 0, dz_an = 0;
@@ -565,11 +553,10 @@ void differentiate(const Kernels<T>& kernels, const Pool& given_pool, const Rows
   const auto fill_rows = [&](const Rows& rows, void* gradient, bool as_anchor, bool as_candidate) {
     if (!gradient) return;
     const int64_t bytes = rows.storage == Storage::float64 ? 8 : rows.storage == Storage::float32 ? 4 : 2;
-    for_each_task(pool, (rows.count + kRowsPerTask - 1) / kRowsPerTask, [&](int64_t task, int worker) {
+    for_each_range(pool, rows.count, kRowsPerTask, [&](int64_t from, int64_t to, int worker) {
       double* sum = sums[worker];
       T *x_buffer = buffers[worker], *y_buffer = x_buffer + width, *part = y_buffer + width;
-      const int64_t end = std::min<int64_t>((task + 1) * kRowsPerTask, rows.count);
-      for (int64_t row = task * kRowsPerTask; row < end; ++row) {
+      for (int64_t row = from; row < to; ++row) {
         void* out = static_cast<char*>(gradient) + row * width * bytes;
         const bool anchor = as_anchor && valid(row);
         const bool picked = as_candidate && begin[row] != begin[row + 1];

@@ -30,4 +30,12 @@ void for_each_task(const Pool& pool, int64_t count, const Task& task) {
       &shared);
 }
 
+// Calls task(begin, end, worker) for [0, count) cut into ranges of `size`.
+template <class Task>
+void for_each_range(const Pool& pool, int64_t count, int64_t size, const Task& task) {
+  for_each_task(pool, (count + size - 1) / size, [&](int64_t i, int worker) {
+    task(i * size, (i + 1) * size < count ? (i + 1) * size : count, worker);
+  });
+}
+
 }  // namespace tripletops

@@ -50,8 +50,7 @@ struct Frame {
 template <class T>
 struct Panels {
   T* packed = nullptr;
-  T* half_norms =
-      nullptr;  // |x|^2 / 2 of each row; NaN behind the last one, so that no comparison picks padding
+  T* half_norms = nullptr;   // |x|^2 / 2 of each row; NaN behind the last, which no comparison picks
   int32_t* first = nullptr;  // the smallest index in each panel
 };
 
@@ -72,6 +71,13 @@ struct Picks {
   int32_t* index = nullptr;
 };
 
+namespace {
+template <class T>
+inline void improve(T key, int32_t index, T* best, int32_t* best_index) {
+  if (key < *best || (key == *best && index < *best_index)) *best = key, *best_index = index;
+}
+}  // namespace
+
 constexpr int32_t kBufferRows = 64;  // at least a panel's columns, or twice a tile's rows and a vector more
 constexpr int32_t kNobody = INT32_MAX;  // an index larger than every candidate's
 
@@ -87,7 +93,7 @@ struct Walk {
   const T* floor = nullptr;  // Rule::beyond: the key of each anchor's positive
 };
 
-// The two distances' rows of one pair and what is needed to measure them.
+// The two rows of a pair and what is needed to measure their distance.
 template <class T>
 struct Pair {
   const T *x = nullptr, *y = nullptr;
@@ -119,8 +125,7 @@ struct Kernels {
                const Panels<T>& panels, Picks<T> positives, Picks<T> negatives, T* products);
   // The key that `walk` computes for an anchor and a framed candidate, bit for bit.
   T (*key)(const Walk<T>&, int32_t anchor, const T* framed, T half_norm);
-  // The candidate index with the largest hash among positions [begin, end), given the best hash so far (if
-  // any).
+  // The largest hash of the candidates in positions [begin, end) and of `best`, if there is `any` so far.
   bool (*draw)(uint64_t row_seed, const int32_t* index, int32_t begin, int32_t end, bool any, uint32_t* best);
   Normaliser (*normalise)(const T* row, int64_t width);
   double (*measure)(const Pair<T>&, int64_t width, Distance, double scale);

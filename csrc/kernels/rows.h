@@ -44,9 +44,8 @@ TRIPLETOPS_INLINE uint16_t to_float16(float value) {
   const uint32_t magnitude = bits & 0x7fffffff;
   if (magnitude > 0x7f800000) return uint16_t(sign | 0x7e00);
   if (magnitude >= 0x477ff000) return uint16_t(sign | 0x7c00);  // 65520 and beyond round to infinity
-  if (magnitude <
-      0x38800000)  // adding 1/2 lines the subnormal half's last bit up with the float's, which rounds it
-    return uint16_t(sign | (to_bits(from_bits(magnitude) + 0.5f) - 0x3f000000));
+  // Adding 1/2 lines the last bit of a subnormal half up with the float's, which rounds it.
+  if (magnitude < 0x38800000) return uint16_t(sign | (to_bits(from_bits(magnitude) + 0.5f) - 0x3f000000));
   return uint16_t(sign | (magnitude + 0xc8000fff + (magnitude >> 13 & 1)) >> 13);
 }
 
@@ -117,10 +116,7 @@ TRIPLETOPS_INLINE double largest_magnitude(const T* row, int64_t width) {
 TRIPLETOPS_INLINE double power_of_two_for(double magnitude) {
   int exponent = magnitude > 0 ? __builtin_ilogb(magnitude) : 0;
   exponent = exponent > 1000 ? 1000 : exponent < -1000 ? -1000 : exponent;
-  const uint64_t bits = uint64_t(1023 - exponent) << 52;
-  double power;
-  std::memcpy(&power, &bits, sizeof power);
-  return power;
+  return __builtin_ldexp(1.0, -exponent);
 }
 
 TRIPLETOPS_INLINE bool is_zero_row(const Normaliser& unit) { return unit.norm == __builtin_inf(); }

@@ -36,11 +36,6 @@ TRIPLETOPS_INLINE Vector<T> above_floor(Vector<T> key, Vector<T> floor) {
   return rule == Rule::beyond ? (key > floor ? key : broadcast<T>(kInfinity<T>)) : key;
 }
 
-template <class T>
-TRIPLETOPS_INLINE void improve(T key, int32_t index, T* best, int32_t* best_index) {
-  if (key < *best || (key == *best && index < *best_index)) *best = key, *best_index = index;
-}
-
 // The anchor of row r against the tile's candidates, `least` of whose keys is known lane by lane.
 template <Rule rule, class T>
 __attribute__((noinline)) void settle_row(const Walk<T>& walk, const TileView<T>& tile, int r, T floor,
