@@ -11,10 +11,12 @@
 #include <limits>
 #include <optional>
 #include <tuple>
+#include <vector>
 
 #include "dispatch.h"
 #include "kernels/mining.h"
 #include "kernels/scratch.h"
+#include "kernels/tuples.h"
 
 namespace {
 
@@ -92,34 +94,47 @@ Enum word(int64_t code, int64_t count) {
   return Enum(int(code));
 }
 
+Batch batch_of(const Tensor& emb, const Tensor& labels, const std::optional<Tensor>& ref_emb,
+               const std::optional<Tensor>& ref_labels, const std::optional<Tensor>& self_index,
+               std::optional<int64_t> ignore_label) {
+  Batch batch;
+  batch.anchors = rows_of(emb);
+  batch.anchor_labels = integers(labels, batch.anchors.count, "labels");
+  batch.candidates = batch.anchors;
+  batch.candidate_labels = batch.anchor_labels;
+  batch.self_mining = !ref_emb.has_value();
+  if (ref_emb) {
+    STD_TORCH_CHECK(ref_labels.has_value(), "ref_emb needs ref_labels");
+    batch.candidates = rows_of(*ref_emb);
+    STD_TORCH_CHECK(
+        batch.candidates.width == batch.anchors.width && batch.candidates.storage == batch.anchors.storage,
+        "emb and ref_emb must agree in width and type");
+    batch.candidate_labels = integers(*ref_labels, batch.candidates.count, "ref_labels");
+    if (self_index) batch.self_index = integers(*self_index, batch.anchors.count, "self_index");
+  }
+  batch.ignoring = ignore_label.has_value();
+  batch.ignore_label = ignore_label.value_or(0);
+  return batch;
+}
+
 struct MiningArguments {
   Batch batch;
   Selection selection;
 
+  // `all`: whether the rules may name all candidates.
   MiningArguments(const Tensor& emb, const Tensor& labels, const std::optional<Tensor>& ref_emb,
                   const std::optional<Tensor>& ref_labels, const std::optional<Tensor>& self_index,
                   std::optional<int64_t> ignore_label, const std::optional<Tensor>& seed, int64_t positive,
-                  int64_t negative, int64_t distance) {
-    batch.anchors = rows_of(emb);
-    batch.anchor_labels = integers(labels, batch.anchors.count, "labels");
-    batch.candidates = batch.anchors;
-    batch.candidate_labels = batch.anchor_labels;
-    batch.self_mining = !ref_emb.has_value();
-    if (ref_emb) {
-      STD_TORCH_CHECK(ref_labels.has_value(), "ref_emb needs ref_labels");
-      batch.candidates = rows_of(*ref_emb);
-      STD_TORCH_CHECK(
-          batch.candidates.width == batch.anchors.width && batch.candidates.storage == batch.anchors.storage,
-          "emb and ref_emb must agree in width and type");
-      batch.candidate_labels = integers(*ref_labels, batch.candidates.count, "ref_labels");
-      if (self_index) batch.self_index = integers(*self_index, batch.anchors.count, "self_index");
-    }
-    batch.ignoring = ignore_label.has_value();
-    batch.ignore_label = ignore_label.value_or(0);
-    selection.positive = word<Positive>(positive, 3);
-    selection.negative = word<Negative>(negative, 4);
+                  int64_t negative, int64_t distance, double cutoff, double nonzero_loss_cutoff,
+                  bool all = false)
+      : batch(batch_of(emb, labels, ref_emb, ref_labels, self_index, ignore_label)) {
+    selection.positive = word<Positive>(positive, all ? 4 : 3);
+    selection.negative = word<Negative>(negative, all ? 6 : 5);
     selection.distance = word<Distance>(distance, 3);
-    const bool random = selection.positive == Positive::random || selection.negative == Negative::random;
+    selection.cutoff = cutoff;
+    selection.nonzero_loss_cutoff = nonzero_loss_cutoff;
+    const bool random = selection.positive == Positive::random || selection.negative == Negative::random ||
+                        selection.negative == Negative::distance;
     STD_TORCH_CHECK(!random || seed.has_value(), "a random rule needs a seed");
     if (random) selection.seed = uint64_t(*integers(*seed, 1, "seed"));
   }
@@ -172,9 +187,10 @@ Tensor mine_typed(const MiningArguments& arguments, const Tensor& picks) {
 std::tuple<Tensor, Tensor> mine_op(Tensor emb, Tensor labels, std::optional<Tensor> ref_emb,
                                    std::optional<Tensor> ref_labels, std::optional<Tensor> self_index,
                                    std::optional<int64_t> ignore_label, std::optional<Tensor> seed,
-                                   int64_t positive, int64_t negative, int64_t distance) {
+                                   int64_t positive, int64_t negative, int64_t distance, double cutoff,
+                                   double nonzero_loss_cutoff) {
   const MiningArguments arguments(emb, labels, ref_emb, ref_labels, self_index, ignore_label, seed, positive,
-                                  negative, distance);
+                                  negative, distance, cutoff, nonzero_loss_cutoff);
   Tensor picks = empty({2, arguments.batch.anchors.count}, ScalarType::Long);
   Tensor distances = arguments.batch.anchors.storage == Storage::float64
                          ? mine_typed<double>(arguments, picks)
@@ -203,10 +219,10 @@ std::tuple<Tensor, Tensor, Tensor> forward_op(Tensor emb, Tensor labels, std::op
                                               std::optional<Tensor> self_index,
                                               std::optional<int64_t> ignore_label, std::optional<Tensor> seed,
                                               int64_t positive, int64_t negative, int64_t distance,
-                                              int64_t loss, int64_t reduction, double margin,
-                                              double temperature) {
+                                              double cutoff, double nonzero_loss_cutoff, int64_t loss,
+                                              int64_t reduction, double margin, double temperature) {
   const MiningArguments arguments(emb, labels, ref_emb, ref_labels, self_index, ignore_label, seed, positive,
-                                  negative, distance);
+                                  negative, distance, cutoff, nonzero_loss_cutoff);
   const Objective objective{word<Loss>(loss, 4), word<Reduction>(reduction, 4), margin, temperature};
   return arguments.batch.anchors.storage == Storage::float64 ? forward_typed<double>(arguments, objective)
                                                              : forward_typed<float>(arguments, objective);
@@ -246,10 +262,119 @@ std::tuple<Tensor, Tensor> backward_op(Tensor grad, Tensor emb, std::optional<Te
   return {emb_gradient, ref_gradient};
 }
 
+TupleObjective objective_of(int64_t objective, int64_t reduction, const std::vector<double>& parameters,
+                            const std::optional<Tensor>& beta, const Selection& selection) {
+  TupleObjective result;
+  result.tuples = word<Tuples>(objective, 6);
+  result.reduction = word<Reduction>(reduction, 4);
+  constexpr size_t wanted[] = {1, 0, 1, 4, 2, 1};
+  STD_TORCH_CHECK(parameters.size() == wanted[objective], "objective ", objective, " has ", wanted[objective],
+                  " parameters, got ", int64_t(parameters.size()));
+  std::copy(parameters.begin(), parameters.end(), result.parameters);
+  STD_TORCH_CHECK(beta.has_value() == (result.tuples == Tuples::beta_margin), "beta is beta_margin's");
+  STD_TORCH_CHECK(result.tuples != Tuples::multi_similarity || selection.distance == Distance::cosine,
+                  "multi_similarity is defined on cosine");
+  return result;
+}
+
+template <class T>
+TupleState<T> state_of(const Tensor& counts, const Tensor& picks, const Tensor& state, int64_t anchors) {
+  integers(counts, 2, "active");
+  integers(picks, 2 * anchors, "picks");
+  values<T>(state, 4 * anchors, "state");
+  int64_t* picked = static_cast<int64_t*>(picks.mutable_data_ptr());
+  T* kept = static_cast<T*>(state.mutable_data_ptr());
+  return {static_cast<int64_t*>(counts.mutable_data_ptr()),
+          picked,
+          picked + anchors,
+          kept,
+          kept + anchors,
+          kept + 2 * anchors,
+          kept + 3 * anchors};
+}
+
+template <class T>
+const T* beta_of(const std::optional<Tensor>& beta, int64_t anchors) {
+  return beta ? values<T>(*beta, anchors, "beta") : nullptr;
+}
+
+template <class T>
+std::tuple<Tensor, Tensor, Tensor, Tensor> tuples_forward_typed(const MiningArguments& arguments,
+                                                                const TupleObjective& objective,
+                                                                const std::optional<Tensor>& beta) {
+  const int64_t count = arguments.batch.anchors.count;
+  Tensor loss =
+      objective.reduction == Reduction::none ? empty({count}, kScalarType<T>) : empty({}, kScalarType<T>);
+  Tensor active = empty({2}, ScalarType::Long), picks = empty({2, count}, ScalarType::Long);
+  Tensor state = empty({4, count}, kScalarType<T>);
+  tuples_forward<T>(kernels<T>(), torch_pool(), arguments.batch, arguments.selection, objective,
+                    beta_of<T>(beta, count), static_cast<T*>(loss.mutable_data_ptr()),
+                    state_of<T>(active, picks, state, count));
+  return {loss, active, picks, state};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> tuples_forward_op(
+    Tensor emb, Tensor labels, std::optional<Tensor> ref_emb, std::optional<Tensor> ref_labels,
+    std::optional<Tensor> self_index, std::optional<int64_t> ignore_label, std::optional<Tensor> seed,
+    int64_t positive, int64_t negative, int64_t distance, double cutoff, double nonzero_loss_cutoff,
+    int64_t objective, int64_t reduction, std::vector<double> parameters, std::optional<Tensor> beta) {
+  const MiningArguments arguments(emb, labels, ref_emb, ref_labels, self_index, ignore_label, seed, positive,
+                                  negative, distance, cutoff, nonzero_loss_cutoff, true);
+  const TupleObjective wanted = objective_of(objective, reduction, parameters, beta, arguments.selection);
+  return arguments.batch.anchors.storage == Storage::float64
+             ? tuples_forward_typed<double>(arguments, wanted, beta)
+             : tuples_forward_typed<float>(arguments, wanted, beta);
+}
+
+template <class T>
+void tuples_backward_typed(const Tensor& grad, const Batch& batch, const Selection& selection,
+                           const TupleObjective& objective, const std::optional<Tensor>& beta,
+                           const Tensor& active, const Tensor& picks, const Tensor& state,
+                           void* anchor_gradient, void* candidate_gradient, void* beta_gradient) {
+  const int64_t count = batch.anchors.count;
+  const TupleState<T> kept = state_of<T>(active, picks, state, count);
+  for (int64_t i = 0; i < 2 * count; ++i)
+    STD_TORCH_CHECK(kept.positive[i] < batch.candidates.count, "picks out of range: ", kept.positive[i]);
+  const bool per_anchor = grad.dim() == 1;
+  tuples_backward<T>(kernels<T>(), torch_pool(), batch, selection, objective, beta_of<T>(beta, count), kept,
+                     values<T>(grad, per_anchor ? count : 1, "grad"), per_anchor, anchor_gradient,
+                     candidate_gradient, static_cast<T*>(beta_gradient));
+}
+
+std::tuple<Tensor, Tensor, Tensor> tuples_backward_op(
+    Tensor grad, Tensor emb, Tensor labels, std::optional<Tensor> ref_emb, std::optional<Tensor> ref_labels,
+    std::optional<Tensor> self_index, std::optional<int64_t> ignore_label, int64_t positive, int64_t negative,
+    int64_t distance, int64_t objective, int64_t reduction, std::vector<double> parameters,
+    std::optional<Tensor> beta, Tensor active, Tensor picks, Tensor state, bool wants_emb, bool wants_ref) {
+  const Batch batch = batch_of(emb, labels, ref_emb, ref_labels, self_index, ignore_label);
+  Selection selection;
+  selection.positive = word<Positive>(positive, 4);
+  selection.negative = word<Negative>(negative, 6);
+  selection.distance = word<Distance>(distance, 3);
+  const TupleObjective wanted = objective_of(objective, reduction, parameters, beta, selection);
+  wants_ref = wants_ref && ref_emb.has_value();
+  const ScalarType type = emb.scalar_type();
+  const bool twice = batch.anchors.storage == Storage::float64;
+  Tensor emb_gradient =
+      wants_emb ? empty({batch.anchors.count, batch.anchors.width}, type) : empty({0}, type);
+  Tensor ref_gradient =
+      wants_ref ? empty({batch.candidates.count, batch.candidates.width}, type) : empty({0}, type);
+  Tensor beta_gradient =
+      empty({beta ? batch.anchors.count : 0}, twice ? ScalarType::Double : ScalarType::Float);
+  const auto differentiate_as = twice ? tuples_backward_typed<double> : tuples_backward_typed<float>;
+  differentiate_as(grad, batch, selection, wanted, beta, active, picks, state,
+                   wants_emb ? emb_gradient.mutable_data_ptr() : nullptr,
+                   wants_ref ? ref_gradient.mutable_data_ptr() : nullptr,
+                   beta ? beta_gradient.mutable_data_ptr() : nullptr);
+  return {emb_gradient, ref_gradient, beta_gradient};
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(tripletops, CPU, library) {
   library.impl("mine", TORCH_BOX(&mine_op));
   library.impl("triplet_forward", TORCH_BOX(&forward_op));
   library.impl("triplet_backward", TORCH_BOX(&backward_op));
+  library.impl("tuples_forward", TORCH_BOX(&tuples_forward_op));
+  library.impl("tuples_backward", TORCH_BOX(&tuples_backward_op));
 }

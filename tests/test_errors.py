@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fractions import Fraction
 from functools import partial
-from math import inf, nan
+from math import inf, log, nan
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ N, D, M = 6, 4, 9
 ROW_ARGUMENTS = ("ref_emb", "ref_labels", "self_index", "generator", "seed")
 
 
-def as_function(module: type[torch.nn.Module]) -> Callable[..., torch.Tensor]:
+def as_function(module: Callable[..., torch.nn.Module]) -> Callable[..., torch.Tensor]:
     """Options go to the constructor, rows to the call."""
 
     def call(emb: Any, labels: Any, **arguments: Any) -> torch.Tensor:
@@ -36,25 +36,50 @@ def as_function(module: type[torch.nn.Module]) -> Callable[..., torch.Tensor]:
 
 
 MINE: dict[str, Callable[..., Any]] = {"mine": partial(T.mine, positive="hard", negative="hard")}
-DRAWING: dict[str, Callable[..., Any]] = {  # those with a rule that can be random
+# By default its rules are random, which would leave nothing to compare.
+PLAIN_RULES = {"positive": "hard", "negative": "hard"}
+TRIPLET_DRAWING: dict[str, Callable[..., Any]] = {  # those with a rule that can be random
     "triplet_loss": T.triplet_loss,
     "easy_positive_loss": T.easy_positive_loss,
     "nn.TripletLoss": as_function(T.nn.TripletLoss),
     "nn.EasyPositiveLoss": as_function(T.nn.EasyPositiveLoss),
 }
-LOSSES: dict[str, Callable[..., Any]] = {
+TRIPLET_LOSSES: dict[str, Callable[..., Any]] = {
     "batch_hard_loss": T.batch_hard_loss,
     "nn.BatchHardLoss": as_function(T.nn.BatchHardLoss),
-    **DRAWING,
+    **TRIPLET_DRAWING,
 }
+BETA_MARGIN: dict[str, Callable[..., Any]] = {
+    "beta_margin_loss": partial(T.beta_margin_loss, beta=1.2, **PLAIN_RULES),
+    "nn.BetaMarginLoss": as_function(partial(T.nn.BetaMarginLoss, **PLAIN_RULES)),
+}
+PAIRS: dict[str, Callable[..., Any]] = {
+    "contrastive_loss": T.contrastive_loss,
+    "nn.ContrastiveLoss": as_function(T.nn.ContrastiveLoss),
+    **BETA_MARGIN,
+}
+TUPLES: dict[str, Callable[..., Any]] = {
+    "batch_all_loss": T.batch_all_loss,
+    "nn.BatchAllLoss": as_function(T.nn.BatchAllLoss),
+    "semi_hard_loss": T.semi_hard_loss,
+    "nn.SemiHardLoss": as_function(T.nn.SemiHardLoss),
+    "multi_similarity_loss": T.multi_similarity_loss,
+    "nn.MultiSimilarityLoss": as_function(T.nn.MultiSimilarityLoss),
+    **PAIRS,
+}
+LOSSES = {**TRIPLET_LOSSES, **TUPLES}
+FUNCTIONS = {**LOSSES, **MINE}
 
-every_function = pytest.mark.parametrize(
-    "function", [pytest.param(f, id=n) for n, f in {**LOSSES, **MINE}.items()]
-)
-every_loss = pytest.mark.parametrize("function", [pytest.param(f, id=n) for n, f in LOSSES.items()])
-every_drawing = pytest.mark.parametrize(
-    "function", [pytest.param(f, id=n) for n, f in {**DRAWING, **MINE}.items()]
-)
+
+def each(functions: dict[str, Callable[..., Any]]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("function", [pytest.param(f, id=n) for n, f in functions.items()])
+
+
+every_function = each(FUNCTIONS)
+every_loss = each(LOSSES)
+every_triplet_loss = each(TRIPLET_LOSSES)
+every_drawing = each({**TRIPLET_DRAWING, **PAIRS, **MINE})
+every_pair_loss = each(PAIRS)
 
 
 @pytest.fixture(params=["cpu", "reference"])
@@ -82,11 +107,11 @@ def ref() -> dict[str, torch.Tensor]:
 
 
 @contextmanager
-def refused(kind: type[Exception], *texts: str) -> Iterator[None]:
+def refused(kind: type[Exception], *texts: str) -> Iterator[pytest.ExceptionInfo[Exception]]:
     """The body raises exactly `kind`, with every one of `texts`, and draws no random number."""
     state = torch.get_rng_state()
     with pytest.raises(kind) as caught:
-        yield
+        yield caught
     assert caught.type is kind
     for text in texts:
         assert text in str(caught.value)
@@ -257,84 +282,263 @@ class TestTypes:
             function(rows, labels)
 
 
+FROM_ZERO = [(nan, "nan"), (-0.1, "-0.1"), (-1, "-1"), (inf, "inf"), (-inf, "-inf"), (10**400, "inf")]
+FROM_ZERO.append((np.float32(nan), "nan"))
+ABOVE_ZERO = [*FROM_ZERO, (0, "0"), (0.0, "0.0"), (-0.0, "-0.0")]
+FINITE = [(nan, "nan"), (inf, "inf"), (-inf, "-inf"), (10**400, "inf")]
+LIMIT = [(nan, "nan"), (0.0, "0.0"), (-0.1, "-0.1"), (-inf, "-inf")]
+CUTOFFS = {"cutoff": ABOVE_ZERO, "nonzero_loss_cutoff": LIMIT}
+BATCH_HARD_NUMBERS = {"margin": FROM_ZERO, "temperature": ABOVE_ZERO}
+NUMBERS: dict[str, dict[str, list[tuple[Any, str]]]] = {  # of each function, and what they must not be
+    "triplet_loss": {**BATCH_HARD_NUMBERS, **CUTOFFS},
+    "easy_positive_loss": {**BATCH_HARD_NUMBERS, **CUTOFFS},
+    "batch_hard_loss": BATCH_HARD_NUMBERS,
+    "batch_all_loss": {"margin": FROM_ZERO},
+    "semi_hard_loss": {"margin": FROM_ZERO},
+    "multi_similarity_loss": {
+        "alpha": ABOVE_ZERO,
+        "beta": ABOVE_ZERO,
+        "base": FINITE,
+        "epsilon": FROM_ZERO,
+    },
+    "contrastive_loss": {"pos_margin": FROM_ZERO, "neg_margin": FROM_ZERO, **CUTOFFS},
+    "beta_margin_loss": {"alpha": FROM_ZERO, **CUTOFFS},
+    "mine": CUTOFFS,
+}
+MODULES = {
+    "triplet_loss": "nn.TripletLoss",
+    "easy_positive_loss": "nn.EasyPositiveLoss",
+    "batch_hard_loss": "nn.BatchHardLoss",
+    "batch_all_loss": "nn.BatchAllLoss",
+    "semi_hard_loss": "nn.SemiHardLoss",
+    "multi_similarity_loss": "nn.MultiSimilarityLoss",
+    "contrastive_loss": "nn.ContrastiveLoss",
+    "beta_margin_loss": "nn.BetaMarginLoss",
+}
+NUMBERS.update({module: NUMBERS[function] for function, module in MODULES.items()})
+every_number = pytest.mark.parametrize(
+    ("function", "name", "refusals"),
+    [
+        pytest.param(FUNCTIONS[function], name, refusals, id=f"{function}-{name}")
+        for function in NUMBERS
+        for name, refusals in NUMBERS[function].items()
+    ],
+)
+
+
 class TestNumbers:
-    @every_loss
-    @pytest.mark.parametrize(
-        ("margin", "text"),
-        [
-            (nan, "margin=nan"),
-            (-0.1, "margin=-0.1"),
-            (-1, "margin=-1"),
-            (inf, "margin=inf"),
-            (-inf, "margin=-inf"),
-            (10**400, "margin=inf"),
-            (np.float32(nan), "margin=nan"),
-        ],
-    )
-    def test_margin_value(self, function, margin, text, emb, labels):
-        with refused(ValueError, text):
-            function(emb, labels, margin=margin)
+    @every_number
+    def test_value(self, function, name, refusals, emb, labels):
+        for value, text in refusals:
+            with refused(ValueError, f"{name}={text}"):
+                function(emb, labels, **{name: value})
 
-    @every_loss
-    @pytest.mark.parametrize(
-        ("temperature", "text"),
-        [
-            (0, "temperature=0"),
-            (0.0, "temperature=0.0"),
-            (-0.0, "temperature=-0.0"),
-            (-2.5, "temperature=-2.5"),
-            (nan, "temperature=nan"),
-            (inf, "temperature=inf"),
-        ],
-    )
-    def test_temperature_value(self, function, temperature, text, emb, labels):
-        with refused(ValueError, text):
-            function(emb, labels, temperature=temperature)
-
-    @every_loss
-    @pytest.mark.parametrize("name", ["margin", "temperature"])
+    @every_number
     @pytest.mark.parametrize(
         "value",
         ["0.2", None, True, [0.2], 1j, torch.tensor(0.2), np.array(0.2)],
         ids=lambda value: type(value).__name__,
     )
-    def test_not_a_number(self, function, name, value, emb, labels):
+    def test_not_a_number(self, function, name, refusals, value, emb, labels):
+        if value is None and name in ("epsilon", "nonzero_loss_cutoff"):
+            return
         with refused(TypeError, f"{name} must be a Python number", type(value).__name__):
             function(emb, labels, **{name: value})
 
-    @every_loss
+    @every_number
     @pytest.mark.parametrize(
-        "margin", [0, 0.0, 1, np.float32(0.5), np.float64(0.5), np.int64(1), Fraction(1, 2)], ids=repr
+        "value", [1, 0.5, np.float32(0.5), np.float64(0.5), np.int64(1), Fraction(1, 2)], ids=repr
     )
-    def test_numbers_that_are_fine(self, function, margin, emb, labels, backend):
-        options = {"loss": "margin", "distance": "euclidean", "backend": backend}
-        loss = function(emb, labels, margin=margin, **options)
-        assert torch.equal(loss, function(emb, labels, margin=float(margin), **options))
+    def test_numbers_that_are_fine(self, function, name, refusals, value, emb, labels, backend):
+        given = function(emb, labels, **{name: value}, backend=backend)
+        expected = function(emb, labels, **{name: float(value)}, backend=backend)
+        if isinstance(given, T.Triplets):
+            assert torch.equal(given.d_an, expected.d_an)
+        else:
+            assert torch.equal(given, expected)
+
+    @pytest.mark.parametrize(
+        ("function", "name"),
+        [
+            pytest.param(FUNCTIONS[function], name, id=f"{function}-{name}")
+            for function in NUMBERS
+            for name, refusals in NUMBERS[function].items()
+            if refusals is FROM_ZERO
+        ],
+    )
+    def test_zero_is_fine(self, function, name, emb, labels, backend):
+        for zero in (0, 0.0, -0.0):
+            assert function(emb, labels, **{name: zero}, backend=backend).isfinite()
+
+    @every_drawing
+    def test_no_limit(self, function, emb, labels, backend):
+        options = {"negative": "distance", "seed": 3, "backend": backend}
+        given = function(emb, labels, nonzero_loss_cutoff=None, **options)
+        same = function(emb, labels, nonzero_loss_cutoff=inf, **options)
+        if isinstance(given, T.Triplets):
+            given, same = given.negative, same.negative
+        assert torch.equal(given, same)
+
+    def test_return_active_is_a_bool(self, emb, labels):
+        for function in (T.batch_all_loss, TUPLES["nn.BatchAllLoss"]):
+            with refused(TypeError, "return_active must be a bool", "'no'"):
+                function(emb, labels, return_active="no")
 
 
-WORDS = {
-    "positive": ["hard", "easy", "random"],
-    "negative": ["hard", "semihard", "easy", "random"],
-    "distance": ["euclidean", "sqeuclidean", "cosine"],
+class TestBeta:
+    """Of beta_margin_loss: a number, a tensor (), or one number for each class."""
+
+    @pytest.fixture
+    def call(self, emb, labels) -> Callable[..., torch.Tensor]:
+        return partial(T.beta_margin_loss, emb, labels, **PLAIN_RULES)
+
+    @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.complex64], ids=str)
+    @pytest.mark.parametrize("shape", [(), (3,)], ids=str)
+    def test_dtype(self, call, dtype, shape):
+        with refused(TypeError, "beta must be", str(dtype)):
+            call(torch.ones(shape, dtype=dtype))
+
+    @pytest.mark.parametrize(
+        "value", ["1", None, True, [1.2], 1j, np.ones(3)], ids=lambda v: type(v).__name__
+    )
+    def test_type(self, call, value):
+        with refused(TypeError, "beta must be", type(value).__name__):
+            call(value)
+
+    @pytest.mark.parametrize("shape", [(1, 1), (3, 1), (1, N), (0, 0)], ids=str)
+    def test_shape(self, call, shape):
+        with refused(ValueError, "beta must be () or (C,)", str(shape)):
+            call(torch.ones(shape))
+
+    def test_without_values(self, call):
+        with refused(TypeError, "beta must be a dense tensor", "meta"):
+            call(torch.ones(3, device="meta"))
+        with refused(TypeError, "beta must be a dense tensor", "torch.sparse_coo"):
+            call(torch.ones(3).to_sparse())
+
+    def test_device(self, call):
+        with FakeTensorMode():
+            beta = torch.empty((), device="cuda")
+        with refused(ValueError, "emb", "beta", "cpu", "cuda:0", str((N, D))):
+            call(beta)
+
+    @pytest.mark.parametrize("value", [-1, 3, 2**62, -(2**63)])
+    @pytest.mark.parametrize("position", [0, N - 1])
+    def test_label_out_of_range(self, value, position, emb, labels, backend):
+        labels[position] = value
+        for ignore_label in (None, 99):
+            with refused(ValueError, f"labels holds {value}", "beta", str((3,)), "[0, C)", "C = 3"):
+                T.beta_margin_loss(emb, labels, torch.ones(3), ignore_label=ignore_label, backend=backend)
+
+    def test_no_class(self, emb, labels, backend):
+        with refused(ValueError, "C = 0", str((0,))):
+            T.beta_margin_loss(emb, labels, torch.ones(0), backend=backend)
+        empty = T.beta_margin_loss(emb[:0], labels[:0], torch.ones(0), backend=backend)
+        assert empty.item() == 0
+
+    @pytest.mark.parametrize("ignored", [0, 1, 2])
+    def test_ignored_rows_need_no_number(self, ignored, emb, labels, backend):
+        options = {**PLAIN_RULES, "backend": backend}
+        beta = torch.tensor([1.0, 1.25, 1.5])
+        expected = T.beta_margin_loss(emb, labels, beta, ignore_label=ignored, **options)
+        beta[ignored] = nan
+        beta.requires_grad_()
+        loss = T.beta_margin_loss(emb, labels, beta, ignore_label=ignored, **options)
+        assert torch.equal(loss, expected)
+        (gradient,) = torch.autograd.grad(loss, beta)
+        assert gradient.isfinite().all()
+        assert gradient[ignored] == 0
+        for outside in (-1, 3, -(2**63)):
+            ids, start = labels.where(labels != ignored, outside), beta.detach().nan_to_num(1.0)
+            loss = T.beta_margin_loss(emb, ids, start, ignore_label=outside, **options)
+            assert torch.equal(loss, expected)
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+    @pytest.mark.parametrize("emb_dtype", [torch.bfloat16, torch.float64], ids=str)
+    def test_every_float_type(self, dtype, emb_dtype, emb, labels, backend):
+        options = {"positive": "all", "negative": "all", "alpha": 2.0, "backend": backend}
+        expected = T.beta_margin_loss(emb.to(emb_dtype), labels, 1.25, **options)
+        assert expected.dtype is (torch.float64 if emb_dtype is torch.float64 else torch.float32)
+        for shape in ((), (1,), (3,)):
+            beta = torch.full(shape, 1.25, dtype=dtype, requires_grad=True)
+            ids = torch.zeros_like(labels) if shape == (1,) else labels
+            loss = T.beta_margin_loss(emb.to(emb_dtype), ids, beta, **options)
+            assert loss.dtype is expected.dtype
+            if shape != (1,):
+                assert torch.equal(loss, expected)
+            (gradient,) = torch.autograd.grad(loss, beta)
+            assert (gradient.dtype, gradient.shape) == (dtype, shape)
+
+    @pytest.mark.parametrize("number", [1, np.float32(1.0), np.int64(1), Fraction(1, 1)], ids=repr)
+    def test_numbers(self, number, call, backend):
+        assert torch.equal(call(number, backend=backend), call(1.0, backend=backend))
+
+    @pytest.mark.parametrize("value", [nan, inf, -inf])
+    @pytest.mark.parametrize("reduction", ["mean", "none"])
+    def test_not_finite(self, value, reduction, emb, labels, backend):
+        options = {**PLAIN_RULES, "reduction": reduction, "backend": backend}
+        assert T.beta_margin_loss(emb, labels, value, **options).isnan().all()
+        for beta in (torch.tensor(value), torch.tensor([1.0, value, 1.0])):
+            beta.requires_grad_()
+            loss = T.beta_margin_loss(emb, labels, beta, **options)
+            assert loss.isnan().all()
+            for gradient in torch.autograd.grad(loss.sum(), (emb, beta)):
+                assert gradient.isnan().all()
+
+    def test_start_of_the_module(self):
+        for beta, text in FINITE:
+            with refused(ValueError, f"beta={text}"):
+                T.nn.BetaMarginLoss(beta=beta)
+        for beta in ("1", None, True, torch.tensor(1.2)):
+            with refused(TypeError, "beta must be a Python number"):
+                T.nn.BetaMarginLoss(beta=beta)
+        for classes in (0, -1):
+            with refused(ValueError, f"classes={classes}"):
+                T.nn.BetaMarginLoss(classes=classes)
+        for classes in (1.0, "3", True):
+            with refused(TypeError, "classes must be an int"):
+                T.nn.BetaMarginLoss(classes=classes)
+
+
+ONE_POSITIVE = ["hard", "easy", "random"]
+ONE_NEGATIVE = ["hard", "semihard", "easy", "random", "distance"]
+DISTANCES = ["euclidean", "sqeuclidean", "cosine"]
+REDUCTIONS = ["mean", "mean_nonzero", "sum", "none"]
+EVERYWHERE = {"reduction": REDUCTIONS, "backend": ["cpu", "triton", "reference"]}
+TRIPLET_WORDS = {
+    "distance": DISTANCES,
     "loss": ["margin", "soft_margin", "first_order", "second_order"],
-    "reduction": ["mean", "mean_nonzero", "sum", "none"],
-    "backend": ["cpu", "triton", "reference"],
+    **EVERYWHERE,
 }
-TAKES = {  # the words that each function lets its caller choose
-    "triplet_loss": ["positive", "negative", "distance", "loss", "reduction", "backend"],
-    "nn.TripletLoss": ["positive", "negative", "distance", "loss", "reduction", "backend"],
-    "easy_positive_loss": ["negative", "distance", "loss", "reduction", "backend"],
-    "nn.EasyPositiveLoss": ["negative", "distance", "loss", "reduction", "backend"],
-    "batch_hard_loss": ["distance", "loss", "reduction", "backend"],
-    "nn.BatchHardLoss": ["distance", "loss", "reduction", "backend"],
-    "mine": ["positive", "negative", "distance", "backend"],
+PAIR_WORDS = {
+    "positive": [*ONE_POSITIVE, "all"],
+    "negative": [*ONE_NEGATIVE, "all"],
+    "distance": DISTANCES,
+    **EVERYWHERE,
 }
+WORDS: dict[str, dict[str, list[str]]] = {  # that each function lets its caller choose
+    "triplet_loss": {"positive": ONE_POSITIVE, "negative": ONE_NEGATIVE, **TRIPLET_WORDS},
+    "easy_positive_loss": {"negative": ONE_NEGATIVE, **TRIPLET_WORDS},
+    "batch_hard_loss": TRIPLET_WORDS,
+    "batch_all_loss": {"loss": ["margin", "soft_margin"], "distance": DISTANCES, **EVERYWHERE},
+    "semi_hard_loss": {"distance": DISTANCES, **EVERYWHERE},
+    "multi_similarity_loss": {"positive": ["all", "easy"], **EVERYWHERE},
+    "contrastive_loss": PAIR_WORDS,
+    "beta_margin_loss": PAIR_WORDS,
+    "mine": {
+        "positive": ONE_POSITIVE,
+        "negative": ONE_NEGATIVE,
+        "distance": DISTANCES,
+        "backend": EVERYWHERE["backend"],
+    },
+}
+WORDS.update({module: WORDS[function] for function, module in MODULES.items()})
 every_word = pytest.mark.parametrize(
-    ("function", "name"),
+    ("function", "name", "words"),
     [
-        pytest.param({**LOSSES, **MINE}[function], name, id=f"{function}-{name}")
-        for function in TAKES
-        for name in TAKES[function]
+        pytest.param(FUNCTIONS[function], name, words, id=f"{function}-{name}")
+        for function in WORDS
+        for name, words in WORDS[function].items()
     ],
 )
 
@@ -342,11 +546,21 @@ every_word = pytest.mark.parametrize(
 class TestWords:
     @every_word
     @pytest.mark.parametrize("word", ["hardest", "", "Hard", 3, ["hard"], True], ids=repr)
-    def test_unknown(self, function, name, word, emb, labels):
-        with refused(ValueError, f"{name}={word!r}", *map(repr, WORDS[name])):
+    def test_unknown(self, function, name, words, word, emb, labels):
+        with refused(ValueError) as caught:
             function(emb, labels, **{name: word})
+        assert str(caught.value) == f"{name}={word!r} is not one of {', '.join(map(repr, words))}"
 
-    @every_loss
+    @every_word
+    def test_known(self, function, name, words, emb, labels, backend):
+        if name == "backend":
+            return
+        for word in words:
+            rules = {"positive": "hard"} if word == "semihard" and function in PAIRS.values() else {}
+            cosine = {"loss": "margin"} if name == "distance" and function in TRIPLET_LOSSES.values() else {}
+            function(emb, labels, **{**rules, **cosine, name: word}, backend=backend)
+
+    @every_triplet_loss
     @pytest.mark.parametrize("loss", ["first_order", "second_order"])
     @pytest.mark.parametrize("distance", ["euclidean", "sqeuclidean"])
     def test_similarity_losses_are_cosine(self, function, loss, distance, emb, labels, backend):
@@ -355,13 +569,29 @@ class TestWords:
         default = function(emb, labels, loss=loss, backend=backend)
         assert torch.equal(default, function(emb, labels, loss=loss, distance="cosine", backend=backend))
 
-    def test_rules_of_later_versions_are_unknown(self, emb, labels):
-        with refused(ValueError, "negative='distance'"):
-            T.triplet_loss(emb, labels, negative="distance")
+    def test_all_is_for_many_tuples(self, emb, labels):
+        for name in ("positive", "negative"):
+            for function in (T.triplet_loss, partial(T.mine, **PLAIN_RULES), as_function(T.nn.TripletLoss)):
+                with refused(ValueError, f"{name}='all' is not one of"):
+                    function(emb, labels, **{name: "all"})
+
+    @every_pair_loss
+    def test_semihard_needs_a_picked_positive(self, function, emb, labels, backend):
+        with refused(ValueError, "negative='semihard'", "positive='all'"):
+            function(emb, labels, positive="all", negative="semihard", backend=backend)
+        function(emb, labels, positive="easy", negative="semihard", backend=backend)
 
     def test_rules_are_required_of_mine(self, emb, labels):
         with pytest.raises(TypeError, match="positive"):
             T.mine(emb, labels, negative="hard")  # type: ignore[call-arg]
+
+    def test_beta_is_required(self, emb, labels):
+        with pytest.raises(TypeError, match="beta"):
+            T.beta_margin_loss(emb, labels)  # type: ignore[call-arg]
+
+    def test_similarities_have_no_distance(self, emb, labels):
+        with pytest.raises(TypeError, match="distance"):
+            T.multi_similarity_loss(emb, labels, distance="cosine")  # type: ignore[call-arg]
 
 
 class TestReference:
@@ -446,7 +676,7 @@ class TestRandomness:
         assert torch.equal(generator.get_state(), state)
 
     @every_drawing
-    @pytest.mark.parametrize("negative", ["hard", "random"])
+    @pytest.mark.parametrize("negative", ["hard", "random", "distance"])
     def test_seed_type(self, function, negative, emb, labels, backend):
         options = {"negative": negative, "backend": backend}
         for seed in (1.0, "1", True, [1]):
@@ -491,21 +721,30 @@ class TestRandomness:
         generator = torch.Generator().manual_seed(5)
         state = generator.get_state()
         T.triplet_loss(emb, labels, generator=generator, backend=backend)
+        T.contrastive_loss(emb, labels, generator=generator, backend=backend)
         assert torch.equal(generator.get_state(), state)
-        T.triplet_loss(
-            emb, labels, positive="random", negative="random", generator=generator, backend=backend
-        )
         expected = torch.Generator().manual_seed(5)
-        torch.randint(-(2**63), 2**63 - 1, (), generator=expected)
-        assert torch.equal(generator.get_state(), expected.get_state())
+        for function, positive, negative in (
+            (T.triplet_loss, "random", "random"),
+            (T.triplet_loss, "hard", "distance"),
+            (T.contrastive_loss, "random", "all"),
+            (T.contrastive_loss, "all", "distance"),
+            (partial(T.beta_margin_loss, beta=1.2), "random", "distance"),
+        ):
+            function(emb, labels, positive=positive, negative=negative, generator=generator, backend=backend)
+            torch.randint(-(2**63), 2**63 - 1, (), generator=expected)
+            assert torch.equal(generator.get_state(), expected.get_state())
 
     def test_global_generator(self, emb, labels, backend):
         state = torch.get_rng_state()
         T.batch_hard_loss(emb, labels, backend=backend)
         T.triplet_loss(emb, labels, positive="random", seed=3, backend=backend)
+        T.beta_margin_loss(emb, labels, 1.2, seed=3, backend=backend)
         assert torch.equal(torch.get_rng_state(), state)
-        T.triplet_loss(emb, labels, positive="random", backend=backend)
-        assert not torch.equal(torch.get_rng_state(), state)
+        for draw in (partial(T.triplet_loss, negative="distance"), partial(T.beta_margin_loss, beta=1.2)):
+            state = torch.get_rng_state()
+            draw(emb, labels, backend=backend)
+            assert not torch.equal(torch.get_rng_state(), state)
 
 
 DEGENERATE = {
@@ -521,7 +760,7 @@ class TestDegenerateBatches:
 
     @every_loss
     @pytest.mark.parametrize("classes", DEGENERATE.values(), ids=DEGENERATE.keys())
-    @pytest.mark.parametrize("reduction", WORDS["reduction"])
+    @pytest.mark.parametrize("reduction", REDUCTIONS)
     def test_differentiable_zero(self, function, classes, reduction, backend):
         emb = torch.arange(len(classes) * D, dtype=torch.float32).reshape(-1, D).sin().requires_grad_()
         loss = function(emb, torch.tensor(classes, dtype=torch.int64), reduction=reduction, backend=backend)
@@ -540,11 +779,52 @@ class TestDegenerateBatches:
         assert emb.grad is not None
         assert torch.equal(emb.grad, torch.zeros_like(emb))
 
-    @every_loss
+    @every_pair_loss
+    @pytest.mark.parametrize("classes", DEGENERATE.values(), ids=DEGENERATE.keys())
+    def test_pairs_of_one_kind(self, function, classes, backend):
+        """Pairs stand alone, but a batch of positive pairs only, or of negative pairs only, is worth 0."""
+        emb = torch.arange(len(classes) * D, dtype=torch.float32).reshape(-1, D).sin().requires_grad_()
+        labels = torch.tensor(classes, dtype=torch.int64)
+        for positive, negative in (("all", "all"), ("random", "distance"), ("easy", "all"), ("all", "hard")):
+            loss = function(emb, labels, positive=positive, negative=negative, seed=1, backend=backend)
+            assert loss.item() == 0
+            (gradient,) = torch.autograd.grad(loss, emb)
+            assert not gradient.any()
+
+    @pytest.mark.parametrize("classes", DEGENERATE.values(), ids=DEGENERATE.keys())
+    def test_nothing_is_active(self, classes, backend):
+        emb, labels = torch.ones(len(classes), D), torch.tensor(classes, dtype=torch.int64)
+        for loss in ("margin", "soft_margin"):
+            value, active = T.batch_all_loss(emb, labels, loss=loss, return_active=True, backend=backend)
+            assert value.item() == 0
+            assert active.item() == 0
+            assert (active.dtype, active.shape) == (torch.int64, ())
+
+    @pytest.mark.parametrize(
+        ("function", "expected"),
+        [
+            (partial(T.batch_all_loss, margin=0.75), 0.75),
+            (partial(T.batch_all_loss, loss="soft_margin"), log(2)),
+            (partial(T.semi_hard_loss, margin=0.75), 0.75),
+            (T.multi_similarity_loss, log(2) / 2 + log(5) / 50),
+            (T.contrastive_loss, 1.0),
+            (partial(T.contrastive_loss, negative="distance", seed=1), 1.0),
+            (partial(T.beta_margin_loss, beta=1.25, alpha=0.5, seed=1), 1.75),
+        ],
+    )
+    def test_tuples_of_rows_without_elements(self, function, expected, labels, backend):
+        """Each of the six rows has one positive and four negatives, all at distance 0."""
+        emb = torch.zeros(N, 0, requires_grad=True)
+        loss = function(emb, labels, backend=backend)
+        assert loss.item() == pytest.approx(expected, rel=1e-6)
+        (gradient,) = torch.autograd.grad(loss, emb)
+        assert gradient.shape == (N, 0)
+
+    @every_triplet_loss
     def test_rows_without_elements(self, function, labels, backend):
         emb = torch.zeros(N, 0, requires_grad=True)
         options: dict[str, Any] = {"loss": "margin", "margin": 0.75, "backend": backend}
-        for distance in WORDS["distance"]:
+        for distance in DISTANCES:
             loss = function(emb, labels, distance=distance, **options)
             assert loss.item() == 0.75
             loss.backward()
@@ -571,19 +851,19 @@ class TestSecondDerivative:
 
 
 class TestNothingLeftBehind:
-    @every_loss
-    def test_the_next_call_works(self, function, emb, labels, backend):
+    @pytest.mark.parametrize("name", LOSSES)
+    def test_the_next_call_works(self, name, emb, labels, backend):
+        function = LOSSES[name]
         before = function(emb, labels, backend=backend)
         (gradient,) = torch.autograd.grad(before, emb)
         for bad in (
-            {"margin": -1.0},
-            {"reduction": "all"},
-            {"distance": "l2"},
+            *({number: nan} for number in NUMBERS[name]),
+            *({word: "l2"} for word in WORDS[name]),
             {"ref_emb": emb},
             {"ignore_label": 0.5},
         ):
             with refused(TypeError if "ignore_label" in bad else ValueError):
-                function(emb, labels, backend=backend, **bad)
+                function(emb, labels, **{"backend": backend, **bad})
         with refused(ValueError):
             function(emb, labels[1:], backend=backend)
         assert emb.grad is None
@@ -619,6 +899,17 @@ class TestCompiled:
         for value in (M, 2**62, -2, -(2**63)):
             loss = compiled(emb, labels, **ref, self_index=torch.full((N,), value), backend="cpu")
             assert torch.equal(loss, absent)
+
+    @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+    def test_label_without_a_beta(self, emb, labels):
+        if T.backends()["cpu"] != "usable":
+            pytest.skip(f"backend cpu: {T.backends()['cpu']}")
+        compiled = torch.compile(partial(T.beta_margin_loss, **PLAIN_RULES), fullgraph=True, backend="eager")
+        assert compiled(emb, labels, torch.ones(3), backend="cpu").isfinite()
+        for value in (3, -1, 2**62):
+            labels[0] = value
+            with pytest.raises((IndexError, RuntimeError)):
+                compiled(emb, labels, torch.ones(3), backend="cpu")
 
 
 class TestAccepted:

@@ -32,9 +32,21 @@ def _load():
 kernels = _load()
 VARIANTS = kernels.variants()
 HARD, EASY, RANDOM = range(3)
-NEAREST, SEMIHARD, FARTHEST, RANDOM_NEGATIVE = range(4)
+NEAREST, SEMIHARD, FARTHEST, RANDOM_NEGATIVE, DISTANCE = range(5)
 EUCLIDEAN, SQEUCLIDEAN, COSINE = range(3)
 NONE = 3  # the reduction
+SUM = 2
+# Objectives over many tuples, each with parameters: a margin; none; a margin; alpha, beta, base, epsilon; two
+# margins; alpha.
+TUPLES = {
+    "batch_all": (0, [0.3]),
+    "batch_all_soft": (1, []),
+    "semi_hard": (2, [0.3]),
+    "multi_similarity": (3, [2.0, 50.0, 0.5, 0.1]),
+    "contrastive": (4, [0.1, 1.3]),
+    "beta_margin": (5, [0.2]),
+}
+BETA = 1.1
 
 
 def brute_force(emb, labels, positive, negative, distance, ref_emb=None, ref_labels=None, self_index=None):
@@ -60,6 +72,44 @@ def brute_force(emb, labels, positive, negative, distance, ref_emb=None, ref_lab
             keys = -d[negatives] if negative == FARTHEST else d[negatives]
             picks[1, i] = negatives[np.argmin(keys)]
     return picks, square
+
+
+def brute_force_tuples(name, d, positives, negatives):
+    """The sum of an objective's terms and its derivative by every entry of d, one anchor after the other."""
+    total, slopes = 0.0, np.zeros_like(d)
+    margin, *more = [*TUPLES[name][1], 0.0]
+    for i in range(len(d)):
+        p, n = np.flatnonzero(positives[i]), np.flatnonzero(negatives[i])
+        d_ap, d_an = d[i, p], d[i, n]
+        if name in ("contrastive", "beta_margin"):
+            start, end = (margin, more[0]) if name == "contrastive" else (BETA - margin, BETA + margin)
+            total += np.maximum(d_ap - start, 0).sum() + np.maximum(end - d_an, 0).sum()
+            slopes[i, p] += d_ap > start
+            slopes[i, n] -= d_an < end
+        elif not (len(p) and len(n)):
+            continue
+        elif name == "multi_similarity":
+            alpha, beta, base, epsilon = TUPLES[name][1]
+            kept_p, kept_n = p[d_ap > d_an.min() - epsilon], n[d_an < d_ap.max() + epsilon]
+            e_p, e_n = np.exp(-alpha * (1 - d[i, kept_p] - base)), np.exp(beta * (1 - d[i, kept_n] - base))
+            total += np.log1p(e_p.sum()) / alpha + np.log1p(e_n.sum()) / beta
+            slopes[i, kept_p] += e_p / (1 + e_p.sum())
+            slopes[i, kept_n] -= e_n / (1 + e_n.sum())
+        elif name == "semi_hard":
+            for j in p:
+                beyond = n[d_an > d[i, j]]
+                k = beyond[np.argmin(d[i, beyond])] if len(beyond) else n[np.argmax(d_an)]
+                if d[i, j] - d[i, k] + margin > 0:
+                    total += d[i, j] - d[i, k] + margin
+                    slopes[i, j] += 1
+                    slopes[i, k] -= 1
+        else:
+            z = d_ap[:, None] - d_an + (margin if name == "batch_all" else 0)
+            total += np.maximum(z, 0).sum() if name == "batch_all" else np.logaddexp(z, 0).sum()
+            slope = z > 0 if name == "batch_all" else 1 / (1 + np.exp(-z))
+            slopes[i, p] += slope.sum(1)
+            slopes[i, n] -= slope.sum(0)
+    return total, slopes
 
 
 def lattice(rng, count, width, dtype=np.float32):
@@ -110,13 +160,103 @@ def test_random_rows_are_picked_within_the_rounding_of_products(variant, distanc
             assert off.max(initial=0) <= bound
 
 
+def tuples(name, variant, threads, *args, **options):
+    objective, parameters = TUPLES[name]
+    beta = BETA if name == "beta_margin" else None
+    return kernels.tuples(
+        variant, threads, *args, objective=objective, parameters=parameters, beta=beta, **options
+    )
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("name", TUPLES)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_objectives_over_many_tuples(variant, name, dtype):
+    rng = np.random.default_rng(8)
+    for (count, width), classes in itertools.product([(2, 3), (31, 17), (97, 5), (150, 33)], (2, 12, 60)):
+        emb, labels = rng.standard_normal((count, width)).astype(dtype), rng.integers(0, classes, count)
+        memory = rng.standard_normal((count + 57, width)).astype(dtype)
+        ids, me = rng.integers(0, classes, count + 57), rng.integers(-1, count + 57, count)
+        for ref in (False, True):
+            y, candidate_labels = (memory, ids) if ref else (emb, labels)
+            others = np.arange(len(y)) != (me if ref else np.arange(count))[:, None]
+            same = labels[:, None] == candidate_labels
+            for distance in (COSINE,) if name == "multi_similarity" else (EUCLIDEAN, SQEUCLIDEAN, COSINE):
+                u, v = emb.astype(float), y.astype(float)
+                norms = [np.linalg.norm(rows, axis=1, keepdims=True) for rows in (u, v)]
+                if distance == COSINE:
+                    u, v = u / norms[0], v / norms[1]
+                apart = u[:, None] - v
+                d = (apart**2).sum(-1)
+                d = np.sqrt(d) if distance == EUCLIDEAN else d / 2 if distance == COSINE else d
+                p, n = (np.where(mask & others, d, np.nan) for mask in (same, ~same))
+                if name == "semi_hard" and (np.abs(p[:, :, None] - n[:, None]) < 1e-6 * p[:, :, None]).any():
+                    continue  # as far as each other, but for rounding: either may count as farther
+                total, slopes = brute_force_tuples(name, d, same & others, ~same & others)
+                if not ((same & others).any() and (~same & others).any()):
+                    total, slopes = 0.0, slopes * 0
+                with np.errstate(divide="ignore", invalid="ignore"):
+                    factor = np.where(d > 0, slopes / d, 0) if distance == EUCLIDEAN else slopes
+                factor = 2 * factor if distance == SQEUCLIDEAN else factor
+                expected = [np.einsum("ij,ijd->id", factor, apart), -np.einsum("ij,ijd->jd", factor, apart)]
+                if distance == COSINE:
+                    expected = [
+                        (g - (g * rows).sum(1, keepdims=True) * rows) / norm
+                        for g, rows, norm in zip(expected, (u, v), norms, strict=True)
+                    ]
+                more = {"ref_emb": memory, "ref_labels": ids, "self_index": me} if ref else {}
+                loss, _, *gradients, beta_gradient = tuples(
+                    name, variant, 2, emb, labels, distance=distance, reduction=SUM, **more
+                )
+                exact = 1e-12 if dtype == np.float64 else 1e-5
+                np.testing.assert_allclose(loss[0], total, rtol=exact, atol=exact)
+                for found, wanted in zip(gradients, expected if ref else [sum(expected)], strict=False):
+                    np.testing.assert_allclose(found, wanted, rtol=0, atol=exact * np.abs(wanted).max())
+                if name == "beta_margin":
+                    np.testing.assert_allclose(beta_gradient, -slopes.sum(1), atol=exact)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_threads_change_no_bit_of_objectives_over_many_tuples(variant):
+    rng = np.random.default_rng(9)
+    emb, labels = rng.standard_normal((500, 33)).astype(np.float32), rng.integers(0, 40, 500)
+    memory, ids = rng.standard_normal((700, 33)).astype(np.float32), rng.integers(0, 40, 700)
+    emb[50:60], memory[680:] = emb[5], memory[3]
+    rules = [{}, {"positive": RANDOM, "negative": DISTANCE, "seed": 5}]
+    for name, distance, more, rule in itertools.product(
+        TUPLES, (EUCLIDEAN, COSINE), ({}, {"ref_emb": memory, "ref_labels": ids}), rules
+    ):
+        if name == "multi_similarity" and distance != COSINE:
+            continue
+        options = {"distance": distance, **more, **(rule if name in ("contrastive", "beta_margin") else {})}
+        first = tuples(name, variant, 1, emb, labels, **options)
+        for threads in (1, 2, 5):
+            again = tuples(name, variant, threads, emb, labels, **options)
+            for a, b in zip(first, again, strict=True):
+                assert (a is None and b is None) or a.tobytes() == b.tobytes()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("name", TUPLES)
+@pytest.mark.parametrize(("count", "width"), [(0, 4), (1, 4), (9, 0), (0, 0), (9, 4)])
+def test_objectives_over_many_tuples_of_empty_and_degenerate_batches(variant, name, count, width):
+    labels = np.arange(count) // 3 if width == 0 else np.zeros(count, np.int64)
+    for dtype in (np.float16, np.float32, np.float64, np.uint16):
+        emb = np.ones((count, width), dtype)
+        loss, counts, gradient, *_ = tuples(name, variant, 1, emb, labels, distance=COSINE)
+        assert not gradient.any()
+        if count < 9 or width > 0:
+            assert loss[0] == 0
+            assert not counts.any()
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_threads_and_repeats_change_no_bit(variant):
     rng = np.random.default_rng(2)
     emb, labels = rng.standard_normal((700, 33)).astype(np.float32), rng.integers(0, 90, 700)
     memory, ids = rng.standard_normal((900, 33)).astype(np.float32), rng.integers(0, 90, 900)
     emb[50:60], memory[880:] = emb[5], memory[3]
-    for positive, negative, distance in itertools.product(range(3), range(4), range(3)):
+    for positive, negative, distance in itertools.product(range(3), range(5), range(3)):
         rules = {"positive": positive, "negative": negative, "distance": distance, "seed": 11}
         for more in ({}, {"ref_emb": memory, "ref_labels": ids}):
             first = kernels.triplet(variant, 1, emb, labels, **rules, **more)

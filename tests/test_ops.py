@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
+from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -13,9 +16,18 @@ from tripletops import ops
 FORWARD = torch.ops.tripletops.triplet_forward.default
 BACKWARD = torch.ops.tripletops.triplet_backward.default
 MINE = torch.ops.tripletops.mine.default
+TUPLES_FORWARD = torch.ops.tripletops.tuples_forward.default
+TUPLES_BACKWARD = torch.ops.tripletops.tuples_backward.default
 
 # Inductor itself imports modules that warn of their own deprecation.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled() -> Iterator[None]:
+    """Dynamo gives up on a function it has compiled too often, and tests share theirs."""
+    yield
+    torch.compiler.reset()
 
 
 def arguments(requires_grad=True, ref=False, dtype=torch.float32, positive=0, negative=0, distance=0):
@@ -23,14 +35,51 @@ def arguments(requires_grad=True, ref=False, dtype=torch.float32, positive=0, ne
     emb = torch.randn(13, 5, generator=generator, dtype=torch.float64).to(dtype).requires_grad_(requires_grad)
     labels = torch.arange(13) % 4
     seed = torch.tensor(5)
+    rules = positive, negative, distance, 0.5, 1.4
     if not ref:
-        return emb, labels, None, None, None, None, seed, positive, negative, distance
+        return emb, labels, None, None, None, None, seed, *rules
     memory = (
         torch.randn(17, 5, generator=generator, dtype=torch.float64).to(dtype).requires_grad_(requires_grad)
     )
     ids, me = torch.arange(17) % 4, torch.arange(13)
     # No row is ignored: opcheck takes the NaN that such rows report for a difference.
-    return emb, labels, memory, ids, me, 77, seed, positive, negative, distance
+    return emb, labels, memory, ids, me, 77, seed, *rules
+
+
+ALL = {"positive": ops.POSITIVE["all"], "negative": ops.NEGATIVE["all"]}
+DRAWN = {"positive": ops.POSITIVE["random"], "negative": ops.NEGATIVE["distance"]}
+OBJECTIVES = {  # the rules, then objective and parameters
+    "batch_all": (ALL, 0, [0.2]),
+    "batch_all_soft": ({**ALL, "distance": 1}, 1, []),
+    "semi_hard": (ALL, 2, [0.2]),
+    "multi_similarity": ({**ALL, "distance": 2}, 3, [2.0, 50.0, 1.0, 0.1]),
+    "multi_similarity easy": ({**ALL, "positive": 1, "distance": 2}, 3, [2.0, 50.0, 1.0, math.inf]),
+    "contrastive": (ALL, 4, [0.0, 3.0]),
+    "contrastive drawn": ({**DRAWN, "distance": 2}, 4, [0.0, 3.0]),
+    "beta_margin": (ALL, 5, [0.2]),
+    "beta_margin drawn": (DRAWN, 5, [0.2]),
+}
+every_objective = pytest.mark.parametrize("objective", OBJECTIVES)
+
+
+def tuples_arguments(name, reduction=0, **options):
+    """Those of tuples_forward."""
+    rules, objective, parameters = OBJECTIVES[name]
+    given = arguments(**rules, **options)
+    beta = None
+    if objective == ops.OBJECTIVE["beta_margin"]:
+        beta = torch.linspace(1, 4, 13, dtype=ops.compute_type(given[0]))
+        beta.requires_grad_(given[0].requires_grad)
+    return *given, objective, reduction, parameters, beta
+
+
+def tuples_backward_arguments(given, grad, active, picks, state, wants_emb, wants_ref):
+    emb, labels, memory, ids, me, ignored, _, *rules, _, _, objective, reduction, parameters, beta = given
+    emb, memory, beta = (None if tensor is None else tensor.detach() for tensor in (emb, memory, beta))
+    return (
+        *(grad, emb, labels, memory, ids, me, ignored, *rules, objective, reduction, parameters, beta),
+        *(active, picks, state, wants_emb, wants_ref),
+    )
 
 
 @pytest.mark.parametrize("ref", [False, True])
@@ -46,6 +95,61 @@ def test_opcheck(ref, dtype):
         for wants in itertools.product((False, True), (False, ref)):
             emb, memory = (None if tensor is None else tensor.detach() for tensor in (given[0], given[2]))
             torch.library.opcheck(BACKWARD, (grad, emb, memory, picks, terms, 2, *wants))
+
+
+@every_objective
+@pytest.mark.parametrize("ref", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_opcheck_of_tuples(objective, ref, dtype):
+    given = tuples_arguments(objective, ops.REDUCTION["none" if ref else "mean"], ref=ref, dtype=dtype)
+    torch.library.opcheck(TUPLES_FORWARD, given)
+    loss, *kept = TUPLES_FORWARD(*given)
+    for wants in ((True, ref), (False, False)):
+        grad = torch.ones_like(loss)
+        torch.library.opcheck(TUPLES_BACKWARD, tuples_backward_arguments(given, grad, *kept, *wants))
+
+
+@every_objective
+@pytest.mark.parametrize("ref", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+def test_what_tuples_return(objective, ref, dtype):
+    given = tuples_arguments(objective, ref=ref, dtype=dtype)
+    compute = torch.float64 if dtype == torch.float64 else torch.float32
+    loss, active, picks, state = TUPLES_FORWARD(*given)
+    shapes = [(tensor.dtype, tuple(tensor.shape)) for tensor in (loss, active, picks, state)]
+    assert shapes == [(compute, ()), (torch.int64, (2,)), (torch.int64, (2, 13)), (compute, (4, 13))]
+    assert loss.requires_grad
+    assert not any(tensor.requires_grad for tensor in (active, picks, state))
+    for wants_emb, wants_ref in itertools.product((False, True), (False, ref)):
+        gradients = TUPLES_BACKWARD(
+            *tuples_backward_arguments(
+                given, torch.ones_like(loss), active, picks, state, wants_emb, wants_ref
+            )
+        )
+        assert [(tensor.dtype, tuple(tensor.shape)) for tensor in gradients] == [
+            (dtype, (13, 5) if wants_emb else (0,)),
+            (dtype, (17, 5) if wants_ref else (0,)),
+            (compute, (0,) if given[-1] is None else (13,)),
+        ]
+
+
+@every_objective
+def test_only_the_gradients_that_are_asked_for_are_computed_for_tuples(objective):
+    given = tuples_arguments(objective, ref=True)
+    inputs = [tensor for tensor in (given[0], given[2], given[-1]) if tensor is not None]
+    everything = torch.autograd.grad(TUPLES_FORWARD(*given)[0], inputs)
+    for count in (1, 2, 3):
+        for chosen in itertools.combinations(range(len(inputs)), count):
+            for position, tensor in enumerate(inputs):
+                tensor.requires_grad_(position in chosen)
+            loss = TUPLES_FORWARD(*given)[0]
+            gradients = torch.autograd.grad(loss, [inputs[position] for position in chosen])
+            for position, gradient in zip(chosen, gradients, strict=True):
+                assert gradient.abs().sum() > 0
+                assert torch.equal(gradient, everything[position])
+    for tensor in inputs:
+        tensor.requires_grad_(False)
+    assert not TUPLES_FORWARD(*given)[0].requires_grad
 
 
 @pytest.mark.parametrize("loss", range(4))
@@ -70,7 +174,9 @@ def test_only_the_gradients_that_are_asked_for_are_computed():
             assert gradient.abs().sum() > 0
 
 
-@pytest.mark.parametrize("rules", [("hard", "hard"), ("easy", "semihard"), ("random", "random")])
+@pytest.mark.parametrize(
+    "rules", [("hard", "hard"), ("easy", "semihard"), ("random", "random"), ("random", "distance")]
+)
 @pytest.mark.parametrize("ref", [False, True])
 def test_compiled_without_a_graph_break(rules, ref):
     emb, labels, memory, ids, me, *_ = arguments(ref=ref)
@@ -96,6 +202,62 @@ def test_compiled_without_a_graph_break(rules, ref):
     assert torch.equal(eager, compiled)
     for a, b in zip(torch.autograd.grad(eager, wanted), torch.autograd.grad(compiled, wanted), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=0)
+
+
+SEED = torch.tensor(99)
+FUNCTIONS = {
+    "batch_all": T.batch_all_loss,
+    "batch_all_soft": partial(T.batch_all_loss, loss="soft_margin", reduction="none"),
+    "batch_all active": lambda *given, **rows: T.batch_all_loss(*given, **rows, return_active=True)[1],
+    "semi_hard": T.semi_hard_loss,
+    "multi_similarity": T.multi_similarity_loss,
+    "multi_similarity easy": partial(T.multi_similarity_loss, positive="easy", epsilon=None),
+    "contrastive": partial(T.contrastive_loss, distance="cosine"),
+    "contrastive drawn": partial(T.contrastive_loss, positive="random", negative="distance", seed=SEED),
+    "beta_margin": partial(T.beta_margin_loss, beta=torch.tensor([1.0, 2.0, 3.0, 4.0]), seed=SEED),
+    "beta_margin number": partial(T.beta_margin_loss, beta=1.2, seed=SEED, nonzero_loss_cutoff=None),
+}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS.keys())
+@pytest.mark.parametrize("ref", [False, True])
+def test_tuples_compiled_without_a_graph_break(function, ref):
+    emb, labels, memory, ids, me, *_ = arguments(ref=ref)
+
+    def step(emb, memory):
+        return function(emb * 2, labels, ref_emb=memory, ref_labels=ids, self_index=me)
+
+    wanted = [tensor for tensor in (emb, memory) if tensor is not None]
+    eager = step(emb, memory)
+    compiled = torch.compile(step, fullgraph=True)(emb, memory)
+    assert torch.equal(eager, compiled)
+    if eager.dtype == torch.int64:
+        return
+    gradients = (torch.autograd.grad(loss.sum(), wanted) for loss in (eager, compiled))
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=0)
+
+
+def test_tuples_compiled_with_dynamic_shapes_and_a_margin_that_grows():
+    compiled = torch.compile(T.batch_all_loss, fullgraph=True, dynamic=True)
+    for count, margin in ((9, 0.1), (14, 0.2), (30, 0.5)):
+        emb, labels = torch.randn(count, 6), torch.arange(count) // 3
+        assert torch.equal(compiled(emb, labels, margin=margin), T.batch_all_loss(emb, labels, margin=margin))
+    drawn = torch.compile(T.beta_margin_loss, fullgraph=True, dynamic=True)
+    for count in (9, 14, 30):
+        assert drawn(torch.randn(count, 6), torch.arange(count) // 3, 1.2).isfinite()
+
+
+@pytest.mark.parametrize("classes", [None, 4])
+def test_a_learned_beta_compiles_too(classes):
+    emb, labels, *_ = arguments()
+    module = T.nn.BetaMarginLoss(classes=classes)
+    compiled = torch.compile(module, fullgraph=True)
+    eager, given = module(emb, labels, seed=SEED), compiled(emb, labels, seed=SEED)
+    assert torch.equal(eager, given)
+    (a,), (b,) = (torch.autograd.grad(loss, module.parameters()) for loss in (eager, given))
+    assert a.any()
+    torch.testing.assert_close(a, b, rtol=1e-6, atol=0)
 
 
 def test_compiled_with_dynamic_shapes_and_the_global_generator():
@@ -124,6 +286,19 @@ def test_a_second_derivative_is_refused():
             gradient.square().sum().backward()
 
 
+@every_objective
+@pytest.mark.parametrize("which", ["emb", "ref_emb", "beta"])
+def test_a_second_derivative_of_tuples_is_refused(objective, which):
+    given = tuples_arguments(objective, ref=True)
+    position = {"emb": 0, "ref_emb": 2, "beta": -1}[which]
+    if given[position] is None:
+        return
+    loss = TUPLES_FORWARD(*given)[0]
+    (gradient,) = torch.autograd.grad(loss, given[position], create_graph=True)
+    with pytest.raises(RuntimeError, match="first order only"):
+        gradient.square().sum().backward()
+
+
 def test_create_graph_alone_is_harmless():
     emb, labels = torch.randn(12, 4, requires_grad=True), torch.arange(12) // 3
     loss = T.batch_hard_loss(emb, labels, margin=5.0)
@@ -141,10 +316,12 @@ def test_nothing_of_size_n_by_n_is_saved():
         saved.append(tensor.numel())
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        T.batch_hard_loss(emb, labels)
-    assert saved
-    assert sum(saved) <= 2 * count * width
+    for loss in (T.batch_hard_loss, *FUNCTIONS.values()):
+        saved.clear()
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            loss(emb, labels % 4)
+        assert saved
+        assert sum(saved) <= 3 * count * width
 
 
 @pytest.mark.parametrize(
@@ -178,6 +355,40 @@ def test_backward_refuses_picks_out_of_range():
     loss, picks, terms = FORWARD(*given)
     with pytest.raises(RuntimeError, match="picks out of range: 13"):
         BACKWARD(torch.ones_like(loss), given[0], None, torch.full_like(picks, 13), terms, 0, True, False)
+
+
+@pytest.mark.parametrize(
+    ("position", "value", "message"),
+    [
+        (1, torch.arange(12), "labels must be 13 contiguous int64"),
+        (6, None, "a random rule needs a seed"),
+        (7, 4, "no such word: 4"),
+        (8, 6, "no such word: 6"),
+        (9, 3, "no such word: 3"),
+        (12, 6, "no such word: 6"),
+        (12, -1, "no such word: -1"),
+        (13, 4, "no such word: 4"),
+        (14, [], "1 parameters, got 0"),
+        (14, [0.1, 0.2], "1 parameters, got 2"),
+        (15, None, "beta"),
+        (15, torch.ones(12), "beta must be 13"),
+        (15, torch.ones(13, dtype=torch.float64), "beta must be 13"),
+    ],
+)
+def test_direct_calls_of_tuples_with_bad_arguments_are_refused(position, value, message):
+    given = list(tuples_arguments("beta_margin drawn", ref=True, requires_grad=False))
+    given[position] = value
+    with pytest.raises(RuntimeError, match=message):
+        TUPLES_FORWARD(*given)
+
+
+def test_backward_of_tuples_refuses_picks_out_of_range():
+    given = tuples_arguments("contrastive drawn", requires_grad=False)
+    loss, active, picks, state = TUPLES_FORWARD(*given)
+    for pick in (13, 2**62):
+        kept = active, torch.full_like(picks, pick), state
+        with pytest.raises(RuntimeError, match=f"picks out of range: {pick}"):
+            TUPLES_BACKWARD(*tuples_backward_arguments(given, torch.ones_like(loss), *kept, True, False))
 
 
 def test_self_index_out_of_range_is_harmless_in_the_kernel():

@@ -3,6 +3,7 @@
 >>> import tripletops as T
 >>> loss = T.batch_hard_loss(emb, labels)          # emb (N, D), labels (N,)
 >>> loss = T.easy_positive_loss(emb, labels)       # EPHN
+>>> loss = T.multi_similarity_loss(emb, labels)    # one of the objectives over all pairs or all triplets
 >>> triplets = T.mine(emb, labels, positive="easy", negative="semihard")
 """
 
@@ -10,7 +11,18 @@ from tripletops import nn
 
 # As an attribute, `backends` is this function; `from tripletops.backends import …` still reads the package.
 from tripletops.backends import backends
-from tripletops.functional import Triplets, batch_hard_loss, easy_positive_loss, mine, triplet_loss
+from tripletops.functional import (
+    Triplets,
+    batch_all_loss,
+    batch_hard_loss,
+    beta_margin_loss,
+    contrastive_loss,
+    easy_positive_loss,
+    mine,
+    multi_similarity_loss,
+    semi_hard_loss,
+    triplet_loss,
+)
 
 __version__ = "0.1.0"
 
@@ -18,9 +30,14 @@ __all__ = [
     "Triplets",
     "__version__",
     "backends",
+    "batch_all_loss",
     "batch_hard_loss",
+    "beta_margin_loss",
+    "contrastive_loss",
     "easy_positive_loss",
     "mine",
+    "multi_similarity_loss",
     "nn",
+    "semi_hard_loss",
     "triplet_loss",
 ]

@@ -10,17 +10,24 @@ from __future__ import annotations
 import numbers
 from collections.abc import Mapping
 from math import inf
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
-from tripletops.ops import DISTANCE, LOSS, NEGATIVE, POSITIVE, REDUCTION
+from tripletops.ops import DISTANCE, LOSS, NEGATIVE, OBJECTIVE, POSITIVE, REDUCTION, compute_type
 
+_Value = TypeVar("_Value")
 Rows: TypeAlias = "tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, int | None]"
 
 # Equations 1 and 16 of "Extreme Triplet Learning" are functions of the cosine similarity.
 _COSINE_LOSSES = frozenset({"first_order", "second_order"})
+
+# "all" is a rule of the objectives over many tuples alone.
+_ONE_POSITIVE = {word: code for word, code in POSITIVE.items() if word != "all"}
+_ONE_NEGATIVE = {word: code for word, code in NEGATIVE.items() if word != "all"}
+_MULTI_SIMILARITY_POSITIVE = {word: POSITIVE[word] for word in ("all", "easy")}
+_BATCH_ALL = {"margin": "batch_all", "soft_margin": "batch_all_soft"}
 
 _FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 _INTEGERS = frozenset(
@@ -28,14 +35,25 @@ _INTEGERS = frozenset(
 )
 
 
-def encode_rules(positive: str, negative: str, distance: str | None) -> tuple[int, int, int]:
-    """The codes of the two selection rules and of the distance they go by."""
+def encode_rules(
+    positive: str,
+    negative: str,
+    distance: str | None,
+    cutoff: float,
+    nonzero_loss_cutoff: float | None,
+    positives: Mapping[str, int] = _ONE_POSITIVE,
+    negatives: Mapping[str, int] = _ONE_NEGATIVE,
+) -> tuple[int, int, int, float, float]:
+    """The codes of the two selection rules, of the distance they go by, and the limits of
+    negative="distance"."""
     if distance is None:
         distance = "euclidean"
     return (
-        _code("positive", positive, POSITIVE),
-        _code("negative", negative, NEGATIVE),
+        _code("positive", positive, positives),
+        _code("negative", negative, negatives),
         _code("distance", distance, DISTANCE),
+        _above_zero("cutoff", cutoff),
+        inf if nonzero_loss_cutoff is None else _limit("nonzero_loss_cutoff", nonzero_loss_cutoff),
     )
 
 
@@ -43,11 +61,13 @@ def encode_loss(
     positive: str,
     negative: str,
     distance: str | None,
+    cutoff: float,
+    nonzero_loss_cutoff: float | None,
     loss: str,
     reduction: str,
     margin: float,
     temperature: float,
-) -> tuple[int, int, int, int, int, float, float]:
+) -> tuple[int, int, int, float, float, int, int, float, float]:
     """The codes and numbers of a loss, in the order of `ops.triplet_loss`."""
     loss_code = _code("loss", loss, LOSS)
     if loss in _COSINE_LOSSES:
@@ -56,16 +76,114 @@ def encode_loss(
         elif distance != "cosine":
             _code("distance", distance, DISTANCE)
             raise ValueError(f"loss={loss!r} is defined on the cosine similarity, got distance={distance!r}")
-    if type(margin) is not float:
-        margin = _as_float("margin", margin)
-    if not 0.0 <= margin < inf:  # False for NaN too
-        raise ValueError(f"margin={margin!r}: must be a finite number, 0 or greater")
-    if type(temperature) is not float:
-        temperature = _as_float("temperature", temperature)
-    if not 0.0 < temperature < inf:
-        raise ValueError(f"temperature={temperature!r}: must be a finite number greater than 0")
-    rules = encode_rules(positive, negative, distance)
+    margin = _from_zero("margin", margin)
+    temperature = _above_zero("temperature", temperature)
+    rules = encode_rules(positive, negative, distance, cutoff, nonzero_loss_cutoff)
     return (*rules, loss_code, _code("reduction", reduction, REDUCTION), margin, temperature)
+
+
+class Objective(NamedTuple):
+    """The checked options of an objective over many tuples."""
+
+    codes: tuple[int, int, int, float, float, int, int, list[float]]
+    """As `ops.tuples_loss` takes them: the rules, objective, reduction and parameters."""
+    words: dict[str, Any]
+    """As its function in `reference` does."""
+
+
+def encode_batch_all(
+    margin: float, loss: str, distance: str | None, reduction: str, return_active: bool
+) -> Objective:
+    objective = _code("loss", loss, _BATCH_ALL)
+    margin = _from_zero("margin", margin)
+    if type(return_active) is not bool:
+        raise TypeError(f"return_active must be a bool, got {return_active!r} of {_type(return_active)}")
+    return Objective(
+        _codes(objective, [margin] if loss == "margin" else [], reduction, distance),
+        {"margin": margin, "loss": loss, "distance": distance, "reduction": reduction},
+    )
+
+
+def encode_semi_hard(margin: float, distance: str | None, reduction: str) -> Objective:
+    margin = _from_zero("margin", margin)
+    return Objective(
+        _codes("semi_hard", [margin], reduction, distance),
+        {"margin": margin, "distance": distance, "reduction": reduction},
+    )
+
+
+def encode_multi_similarity(
+    alpha: float, beta: float, base: float, epsilon: float | None, positive: str, reduction: str
+) -> Objective:
+    alpha, beta, base = _above_zero("alpha", alpha), _above_zero("beta", beta), _finite("base", base)
+    if epsilon is not None:
+        epsilon = _from_zero("epsilon", epsilon)
+    _code("positive", positive, _MULTI_SIMILARITY_POSITIVE)
+    parameters = [alpha, beta, base, inf if epsilon is None else epsilon]
+    return Objective(
+        _codes("multi_similarity", parameters, reduction, "cosine", positive),
+        {
+            "alpha": alpha,
+            "beta": beta,
+            "base": base,
+            "epsilon": epsilon,
+            "positive": positive,
+            "reduction": reduction,
+        },
+    )
+
+
+def encode_contrastive(pos_margin: float, neg_margin: float, **pairs: Any) -> Objective:
+    margins = {
+        "pos_margin": _from_zero("pos_margin", pos_margin),
+        "neg_margin": _from_zero("neg_margin", neg_margin),
+    }
+    return _pairs("contrastive", margins, **pairs)
+
+
+def encode_beta_margin(alpha: float, **pairs: Any) -> Objective:
+    return _pairs("beta_margin", {"alpha": _from_zero("alpha", alpha)}, **pairs)
+
+
+def encode_beta(beta: float | Tensor, rows: Rows) -> Tensor:
+    """`beta` of every anchor, (N,) in the type that losses have, connected to a `beta` that is a tensor."""
+    emb, labels, _, _, _, ignore_label = rows
+    count, dtype = emb.shape[0], compute_type(emb)
+    if not isinstance(beta, Tensor):
+        return torch.full((count,), _as_float("beta", beta), dtype=dtype, device=emb.device)
+    _check_tensor("beta", beta)
+    if beta.dtype not in _FLOATS:
+        raise TypeError(f"beta must be float16, bfloat16, float32 or float64, got {beta.dtype}")
+    if beta.dim() > 1:
+        raise ValueError(f"beta must be () or (C,), one number for each class, got beta{_shape(beta)}")
+    if beta.device != emb.device:
+        raise ValueError(_different_devices("emb", emb, "beta", beta))
+    place = torch.zeros_like(labels)
+    if beta.dim() == 1:
+        place = labels if ignore_label is None else labels.where(labels != ignore_label, 0)
+        # A traced program cannot branch on values, but index_select stays within bounds by itself.
+        if not torch.compiler.is_compiling() and count > 0:
+            lowest, highest = (int(extreme) for extreme in place.aminmax())
+            if lowest < 0 or highest >= beta.shape[0]:
+                raise ValueError(
+                    f"labels holds {lowest if lowest < 0 else highest}, which beta{_shape(beta)} has no "
+                    f"number for: with a number for each of C classes, labels must be in [0, C), "
+                    f"C = {beta.shape[0]}"
+                )
+    # The gradient of index_select is added up in one order for any number of threads, unlike that of expand;
+    # float64, because that order is one after the other.
+    return beta.double().reshape(-1).index_select(0, place).to(dtype)
+
+
+def starting_beta(beta: float, classes: int | None) -> Tensor:
+    """A β to start learning from: (), or (classes,)."""
+    beta = _finite("beta", beta)
+    if classes is None:
+        return torch.tensor(beta)
+    classes = _as_int("classes", classes)
+    if classes < 1:
+        raise ValueError(f"classes={classes}: must be 1 or greater, or None for one β for all")
+    return torch.full((classes,), beta)
 
 
 def encode_rows(
@@ -114,7 +232,7 @@ def draw_seed(
 
     It comes after every other check: a refused call must leave the random number generator as it was.
     """
-    is_random = positive == "random" or negative == "random"
+    is_random = positive == "random" or negative == "random" or negative == "distance"
     if generator is None and seed is None and not is_random:
         return None
     if seed is not None:
@@ -141,7 +259,58 @@ def encode_ignore_label(ignore_label: int, dtype: torch.dtype) -> int | None:
     return ignore_label if -(2**63) <= ignore_label < 2**63 else None
 
 
-def _code(name: str, word: str, table: Mapping[str, int]) -> int:
+def _codes(
+    objective: str,
+    parameters: list[float],
+    reduction: str,
+    distance: str | None,
+    positive: str = "all",
+    negative: str = "all",
+    cutoff: float = 0.5,
+    nonzero_loss_cutoff: float | None = None,
+) -> tuple[int, int, int, float, float, int, int, list[float]]:
+    rules = encode_rules(positive, negative, distance, cutoff, nonzero_loss_cutoff, POSITIVE, NEGATIVE)
+    return (*rules, OBJECTIVE[objective], _code("reduction", reduction, REDUCTION), parameters)
+
+
+def _pairs(
+    objective: str,
+    parameters: dict[str, float],
+    *,
+    positive: str,
+    negative: str,
+    cutoff: float,
+    nonzero_loss_cutoff: float | None,
+    distance: str | None,
+    reduction: str,
+) -> Objective:
+    codes = _codes(
+        objective,
+        list(parameters.values()),
+        reduction,
+        distance,
+        positive,
+        negative,
+        cutoff,
+        nonzero_loss_cutoff,
+    )
+    if positive == "all" and negative == "semihard":
+        raise ValueError(
+            "negative='semihard' is farther than the picked positive, and positive='all' picks none"
+        )
+    _, _, _, cutoff, nonzero_loss_cutoff, *_ = codes
+    words = {
+        "positive": positive,
+        "negative": negative,
+        "cutoff": cutoff,
+        "nonzero_loss_cutoff": nonzero_loss_cutoff,
+        "distance": distance,
+        "reduction": reduction,
+    }
+    return Objective(codes, {**parameters, **words})
+
+
+def _code(name: str, word: str, table: Mapping[str, _Value]) -> _Value:
     try:
         return table[word]
     except (KeyError, TypeError):  # TypeError: not hashable, so not a word either
@@ -226,6 +395,38 @@ def _as_seed(seed: int | Tensor, device: torch.device) -> Tensor:
     if not -(2**63) <= seed < 2**63:
         raise ValueError(f"seed={seed}: must fit int64")
     return torch.tensor(seed, dtype=torch.int64, device=device)
+
+
+def _from_zero(name: str, value: float) -> float:
+    if type(value) is not float:
+        value = _as_float(name, value)
+    if not 0.0 <= value < inf:  # False for NaN too
+        raise ValueError(f"{name}={value!r}: must be a finite number, 0 or greater")
+    return value
+
+
+def _above_zero(name: str, value: float) -> float:
+    if type(value) is not float:
+        value = _as_float(name, value)
+    if not 0.0 < value < inf:
+        raise ValueError(f"{name}={value!r}: must be a finite number greater than 0")
+    return value
+
+
+def _finite(name: str, value: float) -> float:
+    if type(value) is not float:
+        value = _as_float(name, value)
+    if not -inf < value < inf:
+        raise ValueError(f"{name}={value!r}: must be a finite number")
+    return value
+
+
+def _limit(name: str, value: float) -> float:
+    if type(value) is not float:
+        value = _as_float(name, value)
+    if not value > 0.0:
+        raise ValueError(f"{name}={value!r}: must be a number greater than 0, or None for no limit")
+    return value
 
 
 def _as_float(name: str, value: object) -> float:

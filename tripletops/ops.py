@@ -13,15 +13,23 @@ from torch import Tensor
 
 from tripletops.backends import cpu as _cpu  # noqa: F401  (loads the implementations)
 
-POSITIVE = {"hard": 0, "easy": 1, "random": 2}
-NEGATIVE = {"hard": 0, "semihard": 1, "easy": 2, "random": 3}
+POSITIVE = {"hard": 0, "easy": 1, "random": 2, "all": 3}
+NEGATIVE = {"hard": 0, "semihard": 1, "easy": 2, "random": 3, "distance": 4, "all": 5}
 DISTANCE = {"euclidean": 0, "sqeuclidean": 1, "cosine": 2}
 LOSS = {"margin": 0, "soft_margin": 1, "first_order": 2, "second_order": 3}
 REDUCTION = {"mean": 0, "mean_nonzero": 1, "sum": 2, "none": 3}
+OBJECTIVE = {
+    "batch_all": 0,
+    "batch_all_soft": 1,
+    "semi_hard": 2,
+    "multi_similarity": 3,
+    "contrastive": 4,
+    "beta_margin": 5,
+}
 
 _MINING = (
     "Tensor emb, Tensor labels, Tensor? ref_emb, Tensor? ref_labels, Tensor? self_index, int? ignore_label, "
-    "Tensor? seed, int positive, int negative, int distance"
+    "Tensor? seed, int positive, int negative, int distance, float cutoff, float nonzero_loss_cutoff"
 )
 _library = torch.library.Library("tripletops", "DEF")
 _library.define(f"mine({_MINING}) -> (Tensor picks, Tensor distances)", tags=torch.Tag.pt2_compliant_tag)
@@ -35,25 +43,38 @@ _library.define(
     " bool wants_emb, bool wants_ref) -> (Tensor emb_gradient, Tensor ref_gradient)",
     tags=torch.Tag.pt2_compliant_tag,
 )
+_library.define(
+    f"tuples_forward({_MINING}, int objective, int reduction, float[] parameters, Tensor? beta)"
+    " -> (Tensor loss, Tensor active, Tensor picks, Tensor state)",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+_library.define(
+    "tuples_backward(Tensor grad, Tensor emb, Tensor labels, Tensor? ref_emb, Tensor? ref_labels,"
+    " Tensor? self_index, int? ignore_label, int positive, int negative, int distance, int objective,"
+    " int reduction, float[] parameters, Tensor? beta, Tensor active, Tensor picks, Tensor state,"
+    " bool wants_emb, bool wants_ref) -> (Tensor emb_gradient, Tensor ref_gradient, Tensor beta_gradient)",
+    tags=torch.Tag.pt2_compliant_tag,
+)
 
 
-def _compute_type(emb: Tensor) -> torch.dtype:
+def compute_type(emb: Tensor) -> torch.dtype:
+    """The type of losses and distances."""
     return torch.float64 if emb.dtype == torch.float64 else torch.float32
 
 
 @torch.library.register_fake("tripletops::mine", lib=_library)
 def _mine_fake(emb: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     count = emb.shape[0]
-    return emb.new_empty((2, count), dtype=torch.int64), emb.new_empty((2, count), dtype=_compute_type(emb))
+    return emb.new_empty((2, count), dtype=torch.int64), emb.new_empty((2, count), dtype=compute_type(emb))
 
 
 @torch.library.register_fake("tripletops::triplet_forward", lib=_library)
 def _forward_fake(emb: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     count, reduction = emb.shape[0], rest[-3]
     return (
-        emb.new_empty((count,) if reduction == REDUCTION["none"] else (), dtype=_compute_type(emb)),
+        emb.new_empty((count,) if reduction == REDUCTION["none"] else (), dtype=compute_type(emb)),
         emb.new_empty((2, count), dtype=torch.int64),
-        emb.new_empty((4, count), dtype=_compute_type(emb)),
+        emb.new_empty((4, count), dtype=compute_type(emb)),
     )
 
 
@@ -72,11 +93,37 @@ def _backward_fake(
     return emb.new_empty(emb.shape if wants_emb else (0,)), emb.new_empty(ref_shape)
 
 
+@torch.library.register_fake("tripletops::tuples_forward", lib=_library)
+def _tuples_forward_fake(emb: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    count, reduction = emb.shape[0], rest[-3]
+    return (
+        emb.new_empty((count,) if reduction == REDUCTION["none"] else (), dtype=compute_type(emb)),
+        emb.new_empty((2,), dtype=torch.int64),
+        emb.new_empty((2, count), dtype=torch.int64),
+        emb.new_empty((4, count), dtype=compute_type(emb)),
+    )
+
+
+@torch.library.register_fake("tripletops::tuples_backward", lib=_library)
+def _tuples_backward_fake(
+    grad: Tensor, emb: Tensor, labels: Tensor, ref_emb: Tensor | None, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    *_, beta, _, _, _, wants_emb, wants_ref = rest
+    ref_shape = ref_emb.shape if ref_emb is not None and wants_ref else (0,)
+    return (
+        emb.new_empty(emb.shape if wants_emb else (0,)),
+        emb.new_empty(ref_shape),
+        emb.new_empty((0,) if beta is None else (emb.shape[0],), dtype=compute_type(emb)),
+    )
+
+
 _DISTANCE_ARGUMENT = 9  # its position in the schemas of mine and triplet_forward
 
 _mine = torch.ops.tripletops.mine.default
 _forward = torch.ops.tripletops.triplet_forward.default
 _backward = torch.ops.tripletops.triplet_backward.default
+_tuples_forward = torch.ops.tripletops.tuples_forward.default
+_tuples_backward = torch.ops.tripletops.tuples_backward.default
 
 
 def _gradients(
@@ -104,7 +151,31 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 def _differentiate(ctx: Any, grad: Tensor, *_: Any) -> Any:
     emb_gradient, ref_gradient = _gradients(ctx, grad, ctx.needs_input_grad[0], ctx.needs_input_grad[2])
-    return emb_gradient, None, ref_gradient, *[None] * 11
+    return emb_gradient, None, ref_gradient, *[None] * 13
+
+
+def _save_tuples(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    _, active, picks, state = output
+    *rows, ignore_label, _, positive, negative, distance = inputs[:10]
+    *options, beta = inputs[12:]
+    ctx.mark_non_differentiable(active, picks, state)
+    ctx.save_for_backward(*rows, beta, active, picks, state)
+    ctx.options = ignore_label, positive, negative, distance, *options
+
+
+def _differentiate_tuples(ctx: Any, grad: Tensor, *_: Any) -> Any:
+    *rows, beta, active, picks, state = ctx.saved_tensors
+    wants_emb, wants_ref, wants_beta = (ctx.needs_input_grad[position] for position in (0, 2, 15))
+    emb_gradient, ref_gradient, beta_gradient = _tuples_backward(
+        grad.contiguous(), *rows, *ctx.options, beta, active, picks, state, wants_emb, wants_ref
+    )
+    return (
+        emb_gradient if wants_emb else None,
+        None,
+        ref_gradient if wants_ref else None,
+        *[None] * 12,
+        beta_gradient if wants_beta else None,
+    )
 
 
 def _mark_picks(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -119,6 +190,10 @@ torch.library.register_autograd(
     "tripletops::triplet_forward", _differentiate, setup_context=_save, lib=_library
 )
 torch.library.register_autograd("tripletops::triplet_backward", _refuse, lib=_library)
+torch.library.register_autograd(
+    "tripletops::tuples_forward", _differentiate_tuples, setup_context=_save_tuples, lib=_library
+)
+torch.library.register_autograd("tripletops::tuples_backward", _refuse, lib=_library)
 torch.library.register_autograd("tripletops::mine", _refuse, setup_context=_mark_picks, lib=_library)
 
 
@@ -142,8 +217,8 @@ class _TripletLoss(torch.autograd.Function):
 def triplet_loss(*arguments: Any) -> Tensor:
     """The loss of the mined triplets, differentiable in emb and ref_emb; arguments as in the schema.
 
-    emb, labels, ref_emb, ref_labels, self_index, ignore_label, seed, positive, negative, distance, loss,
-    reduction, margin, temperature.
+    emb, labels, ref_emb, ref_labels, self_index, ignore_label, seed, positive, negative, distance, cutoff,
+    nonzero_loss_cutoff, loss, reduction, margin, temperature.
     """
     if torch.compiler.is_compiling():
         return _forward(*arguments)[0]  # type: ignore[no-any-return]
@@ -153,5 +228,14 @@ def triplet_loss(*arguments: Any) -> Tensor:
 
 def mine(*arguments: Any) -> tuple[Tensor, Tensor]:
     """Picks (2, N) and distances (2, N) of the positive and the negative of every anchor; arguments as in the
-    schema: those of `triplet_loss` up to distance."""
+    schema: those of `triplet_loss` up to nonzero_loss_cutoff."""
     return _mine(*arguments)  # type: ignore[no-any-return]
+
+
+def tuples_loss(*arguments: Any) -> tuple[Tensor, Tensor]:
+    """An objective over many tuples, differentiable in emb, ref_emb and beta, and how many terms are active.
+
+    Arguments as in the schema: those of `mine`, then objective, reduction, parameters, beta.
+    """
+    loss, active, _, _ = _tuples_forward(*arguments)
+    return loss, active[0]

@@ -2,200 +2,49 @@
 // what the walk found, measure the winners from the rows themselves.
 #include "mining.h"
 
-#include <algorithm>
-#include <cmath>
-#include <limits>
-#include <vector>
-
-#include "classes.h"
+#include "gradient.h"
 #include "hash.h"
-#include "parallel.h"
-#include "scratch.h"
+#include "prepare.h"
 
 namespace tripletops {
 namespace {
 
-constexpr int32_t kBlockRows = 96;      // anchors that share one pass over a panel
 constexpr int32_t kPanelsPerTask = 16;  // candidate panels of one task
-constexpr int32_t kRowsPerTask = 256;  // fixed, so that sums over rows do not depend on the number of threads
-constexpr int32_t kPadding = 64;       // at least a tile's rows and a panel's columns
-constexpr int kPullsInT = 32;  // terms of a gradient row that are summed in T before they go into double
-constexpr double kShrink = 0x1p-20;   // keeps a task's sum of the largest deviations finite
-constexpr double kSerialBelow = 3e6;  // multiply-adds that are done before a second thread would have woken
+
+// What the tile walk keeps; nothing where the pick is drawn, or all candidates are meant.
+Rule rule_of(Positive positive) {
+  return positive == Positive::hard   ? Rule::farthest
+         : positive == Positive::easy ? Rule::nearest
+                                      : Rule::nothing;
+}
+Rule rule_of(Negative negative) {
+  switch (negative) {
+    case Negative::hard:
+      return Rule::nearest;
+    case Negative::semihard:
+      return Rule::beyond;
+    case Negative::easy:
+      return Rule::farthest;
+    default:
+      return Rule::nothing;
+  }
+}
 
 template <class T>
-struct Mining {
-  const Kernels<T>& kernels;
-  Pool pool;
-  const Batch& batch;
-  const Selection& selection;
+struct Mining : Prepared<T> {
+  using Base = Prepared<T>;
+  using Base::anchor_units, Base::candidate_units, Base::scale, Base::frame, Base::walk, Base::pair,
+      Base::scan_rows;
+  using Base::kernels, Base::pool, Base::batch, Base::scratch, Base::width, Base::classes, Base::buffers;
+  using Base::panels_of, Base::room_for, Base::from_panel;
 
-  Scratch scratch;
-  int64_t width = 0;
-  Classes classes;
-  std::vector<T*> buffers;                                         // one per worker
-  Normaliser *anchor_units = nullptr, *candidate_units = nullptr;  // by row; cosine only
-  double scale = 1;  // a power of two near 1 / the spread of the rows
-  Frame<T> frame;
-  Walk<T> walk;
+  const Selection& selection;
   std::vector<Picks<T>> positives, negatives;  // one per worker, then merged into the first
 
   Mining(const Kernels<T>& kernels, const Pool& pool, const Batch& batch, const Selection& selection)
-      : kernels(kernels), pool(pool), batch(batch), selection(selection), width(batch.anchors.width) {
-    const double pairs = double(batch.anchors.count) * double(batch.candidates.count);
-    if (pairs * double(width + 8) * (batch.self_mining ? 0.5 : 1) < kSerialBelow) this->pool.threads = 1;
-    classes = order_by_class(batch, kPadding, scratch);
-    for (int worker = 0; worker < this->pool.threads; ++worker)
-      buffers.push_back(scratch.template take<T>(kBufferRows * width + kPadding));
-  }
-
-  // False on a non-finite element. Deviations whose sums overflow are surveyed again, shrunk.
-  bool survey_side(const Rows& rows, const Order& order, const T* origin, Normaliser* units, double* sums,
-                   double* spread) {
-    const int64_t chunks = (order.count + kRowsPerTask - 1) / kRowsPerTask;
-    T* partial =
-        scratch.template take<T>(chunks * (width + 2));  // sums, spread, and what they were multiplied by
-    std::atomic<bool> finite{true};
-    for_each_range(pool, order.count, kRowsPerTask, [&](int64_t begin, int64_t end, int worker) {
-      T* sum = partial + begin / kRowsPerTask * (width + 2);
-      const auto survey = [&](T shrink) {
-        std::fill(sum, sum + width + 1, T(0));
-        sum[width + 1] = shrink;
-        kernels.survey(rows, order.index, int32_t(begin), int32_t(end), origin, shrink, units, sum,
-                       sum + width, buffers[worker]);
-      };
-      survey(1);
-      if (kernels.all_finite(sum, width + 1)) return;
-      for (int64_t i = begin; i < end; ++i)
-        if (!kernels.all_finite(kernels.load(rows, order.index[i], buffers[worker]), width)) finite = false;
-      survey(T(kShrink));
-    });
-    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-      const T* sum = partial + chunk * (width + 2);
-      const double rest = kShrink / double(sum[width + 1]);
-      for (int64_t d = 0; d < width; ++d) sums[d] += double(sum[d]) * rest;
-      *spread = std::max(*spread, double(sum[width]) * rest);
-    }
-    return finite;
-  }
+      : Base(kernels, pool, batch, selection.distance), selection(selection) {}
 
   int32_t block_tiles() const { return kBlockRows / kernels.tile_rows; }
-
-  static int32_t panels_of(const Side<T>& side) { return (side.count + side.lanes - 1) / side.lanes; }
-
-  Panels<T> room_for(int64_t panels, int lanes) {
-    return {scratch.template take<T>(panels * lanes * width), scratch.template take<T>(panels * lanes),
-            scratch.template take<int32_t>(panels)};
-  }
-
-  Panels<T> from_panel(const Panels<T>& panels, int64_t panel, int lanes) const {
-    return {panels.packed + panel * lanes * width, panels.half_norms + panel * lanes, panels.first + panel};
-  }
-
-  void pack_side(const Rows& rows, const Normaliser* units, Side<T>& side) {
-    const int32_t panels = panels_of(side);
-    side.panels = room_for(panels, side.lanes);
-    for_each_range(pool, panels, kRowsPerTask / side.lanes, [&](int64_t begin, int64_t end, int worker) {
-      for (int64_t panel = begin; panel < end; ++panel)
-        kernels.pack(rows, frame, units, side, int32_t(panel), from_panel(side.panels, panel, side.lanes),
-                     buffers[worker]);
-    });
-  }
-
-  const T* zeros() {
-    T* row = scratch.template take<T>(width);
-    std::fill(row, row + width, T(0));
-    return row;
-  }
-
-  const T* first_row() {
-    const bool there = classes.candidates.count > 0;
-    return kernels.load(there ? batch.candidates : batch.anchors,
-                        (there ? classes.candidates : classes.anchors).index[0],
-                        scratch.template take<T>(width));
-  }
-
-  Frame<T> unit_frame(const double* sums, int64_t rows) {
-    double* centre = scratch.template take<double>(width);
-    for (int64_t d = 0; d < width; ++d) centre[d] = sums[d] / double(rows) / kShrink;
-    return {zeros(), 1, centre};
-  }
-
-  // The centre lies a whole number of sixteenths of the spread away from a row: data on a grid stays on one,
-  // and its ties stay ties.
-  Frame<T> grid_frame(const double* sums, int64_t rows, const T* origin) {
-    T* centre = scratch.template take<T>(width);
-    for (int64_t d = 0; d < width; ++d) {
-      const double away = sums[d] / double(rows) * scale / kShrink;
-      centre[d] = T(double(origin[d]) * scale + std::round(away * 16) / 16);
-    }
-    return {centre, T(scale), nullptr};
-  }
-
-  // Reads every row that is not ignored, once; then packs both sides, centred on the mean of all of them.
-  bool prepare(bool wants_products) {
-    const bool cosine = selection.distance == Distance::cosine;
-    double* sums = scratch.template take<double>(width);
-    std::fill(sums, sums + width, 0.0);
-    double spread = 0;
-    if (cosine) {
-      candidate_units = scratch.template take<Normaliser>(batch.candidates.count);
-      anchor_units =
-          batch.self_mining ? candidate_units : scratch.template take<Normaliser>(batch.anchors.count);
-    }
-    const int64_t rows = classes.candidates.count + (batch.self_mining ? 0 : classes.anchors.count);
-    if (rows == 0) return true;
-    const T* origin = cosine ? zeros() : first_row();
-    bool finite = survey_side(batch.candidates, classes.candidates, origin, candidate_units, sums, &spread);
-    if (!batch.self_mining)
-      finite = survey_side(batch.anchors, classes.anchors, origin, anchor_units, sums, &spread) && finite;
-    if (!finite) return false;
-    if (!cosine && spread > 0) {
-      const int limit = std::numeric_limits<T>::max_exponent - 2;
-      scale = std::ldexp(1.0, -std::clamp(std::ilogb(spread / kShrink), -limit, limit));
-    }
-
-    walk.width = width;
-    walk.symmetric = batch.self_mining;
-    walk.candidate_begin = classes.candidates.begin;
-    place_self();
-    if (!wants_products) return true;
-    frame = cosine ? unit_frame(sums, rows) : grid_frame(sums, rows, origin);
-    const auto side = [](const Order& order, int lanes) {
-      return Side<T>{order.count, lanes, order.index, order.group, {}};
-    };
-    walk.anchors = side(classes.anchors, kernels.tile_rows);
-    walk.candidates = side(classes.candidates, kernels.panel_columns);
-    pack_side(batch.anchors, anchor_units, walk.anchors);
-    // Those of a symmetric product are used once for every block of anchors; others once, by whoever walks
-    // them.
-    if (walk.symmetric) pack_side(batch.candidates, candidate_units, walk.candidates);
-    return true;
-  }
-
-  void place_self() {
-    const Order &anchors = classes.anchors, &candidates = classes.candidates;
-    int32_t* position_of = nullptr;  // candidate row -> position
-    if (batch.self_index) {
-      position_of = scratch.template take<int32_t>(batch.candidates.count);
-      std::fill(position_of, position_of + batch.candidates.count, -1);
-      for (int32_t c = 0; c < candidates.count; ++c) position_of[candidates.index[c]] = c;
-    }
-    int32_t* self = scratch.template take<int32_t>(anchors.count + kPadding);
-    for (int32_t a = 0; a < anchors.count + kPadding; ++a) {
-      self[a] = -1;
-      if (a >= anchors.count) continue;
-      if (batch.self_mining) {
-        self[a] = a;
-      } else if (batch.self_index) {
-        const int64_t row = batch.self_index[anchors.index[a]];
-        if (row >= 0 && row < batch.candidates.count) self[a] = position_of[row];
-        if (self[a] >= 0 && candidates.group[self[a]] != anchors.group[a])
-          walk.exclude_self_everywhere = true;
-      }
-    }
-    walk.self_position = self;
-  }
 
   // An anchor without a pick holds the largest finite key: above every key of scaled rows, below the infinity
   // of an excluded pair.
@@ -343,8 +192,8 @@ struct Mining {
     for (int32_t a = 0; a < classes.anchors.count; ++a) {
       if (!std::isinf(anchor_units[classes.anchors.index[a]].norm)) continue;
       const int32_t own = classes.anchors.group[a];
-      if (selection.positive != Positive::random) positives[0].index[a] = lowest(a, own);
-      if (selection.negative == Negative::random) continue;
+      if (rule_of(selection.positive) != Rule::nothing) positives[0].index[a] = lowest(a, own);
+      if (rule_of(selection.negative) == Rule::nothing) continue;
       int32_t best = kNobody;
       // Classes are numbered by their lowest index: behind one that starts later than the best, all do.
       for (int32_t group = 0; group < classes.count && selection.negative != Negative::semihard; ++group) {
@@ -355,16 +204,51 @@ struct Mining {
     }
   }
 
-  void select() {
-    constexpr Rule positive_rules[] = {Rule::farthest, Rule::nearest, Rule::nothing};
-    constexpr Rule negative_rules[] = {Rule::nearest, Rule::beyond, Rule::farthest, Rule::nothing};
-    const Rule positive = positive_rules[int(selection.positive)],
-               negative = negative_rules[int(selection.negative)];
+  // A streaming draw from the weights of all negatives: the largest of log weight + Gumbel noise.
+  void draw_by_distance(Picks<T> picks) {
+    if (selection.distance == Distance::cosine) {
+      draw_by_distance_among(*this, picks);
+    } else {
+      Prepared<T> unit_rows(kernels, pool, batch, Distance::cosine);
+      unit_rows.prepare(true, true);
+      draw_by_distance_among(unit_rows, picks);
+    }
+    for (int32_t a = 0; a < classes.anchors.count; ++a)
+      if (picks.index[a] == kNobody) picks.index[a] = draw(a, false);  // all weights are 0
+  }
 
+  void draw_by_distance_among(Prepared<T>& unit_rows, Picks<T> picks) {
+    const double dimensions = double(width), cutoff = selection.cutoff, limit = selection.nonzero_loss_cutoff;
+    Draws<T> draws;
+    draws.a = T((2 - dimensions) / 2);
+    draws.b = T((3 - dimensions) / 2);
+    draws.least = T(std::clamp(cutoff * cutoff, 0x1p-100, 0x1p100));
+    draws.limit = T(std::min(limit * limit, double(std::numeric_limits<T>::infinity())));
+    draws.seed = selection.seed;
+    draws.anchor_index = classes.anchors.index;
+    draws.candidate_index = classes.candidates.index;
+    draws.picks = picks;
+    std::vector<T*> blocks, transposes;
+    for (int worker = 0; worker < pool.threads; ++worker)
+      blocks.push_back(unit_rows.take_block()), transposes.push_back(unit_rows.take_block());
+    unit_rows.visit_blocks([&](int32_t row, int32_t column, int worker) {
+      T *block = blocks[worker], *transposed = transposes[worker];
+      if (!unit_rows.load_block(row, column, nullptr, block, nullptr)) return;
+      kernels.to_log_weights(draws, block);
+      kernels.keep_draws(draws, row, unit_rows.rows_in_block(row, classes.anchors), column, block);
+      if (!unit_rows.serves_both(row, column)) return;
+      kernels.transpose(block, transposed);
+      kernels.keep_draws(draws, column, unit_rows.rows_in_block(column, classes.candidates), row, transposed);
+    });
+  }
+
+  void select() {
+    const Rule positive = rule_of(selection.positive), negative = rule_of(selection.negative);
     positives = fresh_picks();
     negatives = fresh_picks();
-    if (positive == Rule::nothing) draw_all(true, positives[0]);
-    if (negative == Rule::nothing) draw_all(false, negatives[0]);
+    if (selection.positive == Positive::random) draw_all(true, positives[0]);
+    if (selection.negative == Negative::random) draw_all(false, negatives[0]);
+    if (selection.negative == Negative::distance) draw_by_distance(negatives[0]);
     walk.positive = positive;
     if (negative == Rule::beyond || negative == Rule::nothing) {
       if (positive != Rule::nothing) walk_class_blocks();
@@ -380,29 +264,6 @@ struct Mining {
       merge(positives);
     }
     merge(negatives);
-  }
-
-  Pair<T> pair(const T* x, const T* y, int64_t anchor, int64_t candidate) const {
-    if (selection.distance != Distance::cosine) return {x, y, {}, {}};
-    return {x, y, anchor_units[anchor], candidate_units[candidate]};
-  }
-
-  // The nearest negative that is strictly farther than `floor` as distances are reported, from the rows
-  // themselves.
-  int32_t scan_rows(int32_t anchor, const T* x, T floor, T* row_buffer, T* found) const {
-    const int32_t group = classes.anchors.group[anchor];
-    int32_t best = kNobody;
-    T nearest = std::numeric_limits<T>::infinity();
-    for (int32_t c = 0; c < classes.candidates.count; ++c) {
-      if (classes.candidates.group[c] == group || c == walk.self_position[anchor]) continue;
-      const int32_t index = classes.candidates.index[c];
-      const T* y = kernels.load(batch.candidates, index, row_buffer);
-      const T d = T(kernels.measure(pair(x, y, classes.anchors.index[anchor], index), width,
-                                    selection.distance, scale));
-      if (d > floor) improve(d, index, &nearest, &best);
-    }
-    *found = nearest;
-    return best;
   }
 
   void report(int64_t* positive, int64_t* negative, T* d_ap, T* d_an) {
@@ -472,8 +333,10 @@ bool mine(const Kernels<T>& kernels, const Pool& pool, const Batch& batch, const
   if (count == 0) return true;
 
   Mining<T> mining(kernels, pool, batch, selection);
-  const bool random = selection.positive == Positive::random && selection.negative == Negative::random;
-  if (!mining.prepare(!random)) return false;
+  const bool draws_here = selection.negative == Negative::distance && selection.distance == Distance::cosine;
+  const bool walks =
+      rule_of(selection.positive) != Rule::nothing || rule_of(selection.negative) != Rule::nothing;
+  if (!mining.prepare(walks || draws_here, draws_here)) return false;
   if (mining.classes.anchors.count == 0) return true;
   mining.select();
   if (selection.distance == Distance::cosine && batch.anchors.width > 0) mining.settle_zero_rows();
@@ -518,77 +381,31 @@ void differentiate(const Kernels<T>& kernels, const Pool& given_pool, const Rows
                    void* candidate_gradient) {
   Scratch scratch;
   Pool pool = given_pool;
-  const int64_t width = anchors.width;
-  if (double(anchors.count + candidates.count) * double(width) < 1e5) pool.threads = 1;
-  const bool cosine = distance == Distance::cosine;
+  if (double(anchors.count + candidates.count) * double(anchors.width) < 1e5) pool.threads = 1;
 
-  // Which anchors picked each candidate: 2 * anchor, + 1 where it is the negative; in the order of the
-  // anchors.
-  int64_t* begin = scratch.take<int64_t>(candidates.count + 2);
-  int64_t* entries = scratch.take<int64_t>(2 * anchors.count);
-  std::fill(begin, begin + candidates.count + 2, int64_t(0));
+  int64_t* begin = scratch.take<int64_t>(anchors.count + 1);
+  int32_t* candidate = scratch.take<int32_t>(2 * anchors.count);
+  T* distances = scratch.take<T>(2 * anchors.count);
+  T* weights = scratch.take<T>(2 * anchors.count);
+  int64_t pairs = 0;
   bool poisoned = false;
-  const auto valid = [&](int64_t anchor) { return positive[anchor] >= 0 && negative[anchor] >= 0; };
   for (int64_t i = 0; i < anchors.count; ++i) {
-    if (valid(i))
-      ++begin[positive[i] + 2], ++begin[negative[i] + 2];
-    else
+    begin[i] = pairs;
+    if (positive[i] < 0 || negative[i] < 0) {
       poisoned |= slope_ap[i] != slope_ap[i];
+      continue;
+    }
+    const T grad = upstream[upstream_per_anchor ? i : 0];
+    candidate[pairs] = int32_t(positive[i]), distances[pairs] = d_ap[i],
+    weights[pairs++] = slope_ap[i] * grad;
+    candidate[pairs] = int32_t(negative[i]), distances[pairs] = d_an[i],
+    weights[pairs++] = slope_an[i] * grad;
   }
-  for (int64_t c = 0; c < candidates.count; ++c) begin[c + 2] += begin[c + 1];
-  for (int64_t i = 0; i < anchors.count; ++i)
-    if (valid(i)) entries[begin[positive[i] + 1]++] = 2 * i, entries[begin[negative[i] + 1]++] = 2 * i + 1;
-
-  std::vector<T*> buffers;
-  std::vector<double*> sums;
-  for (int worker = 0; worker < pool.threads; ++worker) {
-    buffers.push_back(scratch.take<T>(3 * width));
-    sums.push_back(scratch.take<double>(width));
-  }
-  const auto weight = [&](int64_t entry) {
-    const int64_t i = entry / 2;
-    return double(entry % 2 ? slope_an[i] : slope_ap[i]) * double(upstream[upstream_per_anchor ? i : 0]);
-  };
-
-  const auto fill_rows = [&](const Rows& rows, void* gradient, bool as_anchor, bool as_candidate) {
-    if (!gradient) return;
-    const int64_t bytes = rows.storage == Storage::float64 ? 8 : rows.storage == Storage::float32 ? 4 : 2;
-    for_each_range(pool, rows.count, kRowsPerTask, [&](int64_t from, int64_t to, int worker) {
-      double* sum = sums[worker];
-      T *x_buffer = buffers[worker], *y_buffer = x_buffer + width, *part = y_buffer + width;
-      for (int64_t row = from; row < to; ++row) {
-        void* out = static_cast<char*>(gradient) + row * width * bytes;
-        const bool anchor = as_anchor && valid(row);
-        const bool picked = as_candidate && begin[row] != begin[row + 1];
-        std::fill(part, part + width, poisoned ? std::numeric_limits<T>::quiet_NaN() : T(0));
-        if (anchor || picked) {
-          const T* x = kernels.load(rows, row, x_buffer);
-          const Normaliser x_unit = cosine ? kernels.normalise(x, width) : Normaliser{};
-          // A few pulls add up in T, many of them in double: a row that everybody picked loses no digits.
-          int64_t pulls = 0;
-          const auto flush = [&] {
-            if (pulls == kPullsInT) std::fill(sum, sum + width, 0.0);
-            for (int64_t d = 0; d < width; ++d) sum[d] += double(part[d]), part[d] = 0;
-          };
-          const auto pull = [&](const Rows& others, int64_t other, int64_t entry) {
-            const T* y = kernels.load(others, other, y_buffer);
-            const Normaliser y_unit = cosine ? kernels.normalise(y, width) : Normaliser{};
-            kernels.pull({x, y, x_unit, y_unit}, width, distance,
-                         double(entry % 2 ? d_an[entry / 2] : d_ap[entry / 2]), weight(entry), part);
-            if (++pulls % kPullsInT == 0) flush();
-          };
-          if (anchor) pull(candidates, positive[row], 2 * row), pull(candidates, negative[row], 2 * row + 1);
-          if (picked)
-            for (int64_t e = begin[row]; e < begin[row + 1]; ++e) pull(anchors, entries[e] / 2, entries[e]);
-          if (pulls >= kPullsInT)
-            for (int64_t d = 0; d < width; ++d) part[d] = T(sum[d] + double(part[d]));
-        }
-        kernels.store(part, width, rows.storage, out);
-      }
-    });
-  };
-  fill_rows(anchors, anchor_gradient, true, self_mining);
-  if (!self_mining) fill_rows(candidates, candidate_gradient, false, true);
+  begin[anchors.count] = pairs;
+  pull_pairs<T>(
+      kernels, pool, scratch, {anchors, candidates, self_mining}, distance,
+      {pairs, begin, begin + 1, candidate, distances, weights}, poisoned, [](auto&&...) {},
+      anchor_gradient, candidate_gradient);
 }
 
 #define TRIPLETOPS_INSTANTIATE(T)                                                                           \

@@ -27,6 +27,7 @@ struct Selection {
   Negative negative = Negative::hard;
   Distance distance = Distance::euclidean;
   uint64_t seed = 0;
+  double cutoff = 0.5, nonzero_loss_cutoff = 1.4;  // of Negative::distance
 };
 
 struct Objective {

@@ -8,6 +8,8 @@
 
 namespace tripletops {
 
+constexpr int32_t kRowsPerTask = 256;  // fixed, so that sums over rows do not depend on the number of threads
+
 // Calls task(i, worker) for every i in [0, count); `worker` < pool.threads tells concurrent calls apart.
 template <class Task>
 void for_each_task(const Pool& pool, int64_t count, const Task& task) {

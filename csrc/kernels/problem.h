@@ -7,8 +7,8 @@
 namespace tripletops {
 
 // The order of every enum is the order of the word tables in tripletops/ops.py.
-enum class Positive : int { hard, easy, random };
-enum class Negative : int { hard, semihard, easy, random };
+enum class Positive : int { hard, easy, random, all };
+enum class Negative : int { hard, semihard, easy, random, distance, all };
 enum class Distance : int { euclidean, sqeuclidean, cosine };
 enum class Loss : int { margin, soft_margin, first_order, second_order };
 enum class Reduction : int { mean, mean_nonzero, sum, none };
@@ -78,6 +78,7 @@ inline void improve(T key, int32_t index, T* best, int32_t* best_index) {
 }
 }  // namespace
 
+constexpr int32_t kBlockRows = 96;   // anchors that share one pass over a panel
 constexpr int32_t kBufferRows = 64;  // at least a panel's columns, or twice a tile's rows and a vector more
 constexpr int32_t kNobody = INT32_MAX;  // an index larger than every candidate's
 
@@ -91,6 +92,58 @@ struct Walk {
   const int32_t* candidate_begin = nullptr;  // class -> first candidate position; one more entry at the end
   Rule positive = Rule::nothing, negative = Rule::nothing;
   const T* floor = nullptr;  // Rule::beyond: the key of each anchor's positive
+};
+
+// What the negatives of an anchor cost, all of them. Anchors and candidates are counted by position.
+enum class Cost : int {
+  hinge,       // sum over the anchor's thresholds t of [t - d]+
+  soft,        // sum over the anchor's thresholds t of softplus(t - d)
+  exponential  // ln(1 + sum of e^(rate (offset - d)) over the negatives with d < limit)
+};
+
+template <class T>
+struct Costs {
+  Cost kind = Cost::hinge;
+  const int64_t* begin = nullptr;  // anchor -> its first threshold; one more entry at the end
+  const T* threshold = nullptr;    // ascending
+  const T* limit = nullptr;        // by anchor
+  double rate = 0;
+
+  // With `hinge`: threshold -> negatives between it and the one before. Backward counts all of them, forward
+  // only those of anchors with many thresholds, whose loss lacks the thresholds' part.
+  int32_t* hits = nullptr;
+
+  // With `exponential`, by anchor: the nearest negative so far, which the exponents are taken relative to:
+  // the sum of e^(rate (nearest - d)) over the negatives so far, or, backward, ln(1 + sum) - rate (offset -
+  // nearest).
+  T* nearest = nullptr;
+  double* sum = nullptr;
+  const T* log_sum = nullptr;
+
+  double *loss = nullptr, *active = nullptr;  // forward, by anchor
+  const T* weight = nullptr;                  // backward, by anchor: what its loss is multiplied by
+  // Backward with `soft`: threshold -> the sum of its slopes.
+  double* slope = nullptr;
+};
+
+// For every anchor and each of its floors, which ascend: the nearest candidate beyond the floor, of those
+// that are not beyond the next floor at least; and the farthest candidate of all.
+template <class T>
+struct Floors {
+  const int64_t* begin = nullptr;  // anchor -> its first floor; one more entry at the end
+  const T* floor = nullptr;
+  Picks<T> beyond;    // by floor
+  Picks<T> farthest;  // by anchor; keys are negated
+};
+
+// A draw by inverse distance density: log weight a ln(d^2) + b ln(1 - d^2/4) of squared distances between
+// unit rows, not below `least`; weight 0 from `limit` on.
+template <class T>
+struct Draws {
+  T a = 0, b = 0, least = 0, limit = 0;
+  uint64_t seed = 0;
+  const int32_t *anchor_index = nullptr, *candidate_index = nullptr;  // position -> row
+  Picks<T> picks;  // the keys are minus (log weight + Gumbel noise)
 };
 
 // The two rows of a pair and what is needed to measure their distance.
@@ -127,6 +180,24 @@ struct Kernels {
   T (*key)(const Walk<T>&, int32_t anchor, const T* framed, T half_norm);
   // The largest hash of the candidates in positions [begin, end) and of `best`, if there is `any` so far.
   bool (*draw)(uint64_t row_seed, const int32_t* index, int32_t begin, int32_t end, bool any, uint32_t* best);
+  // Blocks: kBlockRows x kBlockRows values, of the anchors from `row` and the candidates from `column` on;
+  // infinite behind the last of them. False where no half squared distance is below both sides' `reach`
+  // (null: no such limit), then the block is not used. `near` receives the entries that are too close for
+  // Gram arithmetic.
+  bool (*half_squares)(const Walk<T>&, int32_t row, int32_t column, const T* reach, T* half, int32_t* near,
+                       int32_t* near_count);
+  void (*to_distances)(T* half_squares, Distance, T factor);
+  void (*transpose)(const T* block, T* transposed);
+  void (*combine)(T* weights, const T* other, const T* distances);
+  void (*accumulate)(const T* weights, const T* rows, int64_t width, int64_t stride, T* sums, double* totals);
+  // A block of distances to the anchors from `anchor` on, `count` of them. `weights`: d loss / d distance.
+  void (*add_costs)(const Costs<T>&, int32_t anchor, int32_t count, const T* distances);
+  void (*weigh)(const Costs<T>&, int32_t anchor, int32_t count, const T* distances, T* weights);
+  // A block of half squared distances; `index` tells the candidates' rows.
+  void (*keep_beyond)(const Floors<T>&, int32_t anchor, int32_t count, const T* half, const int32_t* index);
+  void (*to_log_weights)(const Draws<T>&, T* half_squares);
+  void (*keep_draws)(const Draws<T>&, int32_t anchor, int32_t count, int32_t candidate, const T* log_weights);
+
   Normaliser (*normalise)(const T* row, int64_t width);
   double (*measure)(const Pair<T>&, int64_t width, Distance, double scale);
   // sums += weight * d(distance)/dx, where x is the row that receives and y the other one of the pair.

@@ -81,6 +81,8 @@ TRIPLETOPS_INLINE uint32_t lanes_not_above(FloatVector a, FloatVector b) {
 TRIPLETOPS_INLINE uint32_t lanes_not_above(DoubleVector a, DoubleVector b) {
   return _mm512_cmp_pd_mask(a, b, _CMP_LE_OQ);
 }
+TRIPLETOPS_INLINE FloatVector square_root(FloatVector v) { return _mm512_sqrt_ps(v); }
+TRIPLETOPS_INLINE DoubleVector square_root(DoubleVector v) { return _mm512_sqrt_pd(v); }
 #elif TRIPLETOPS_VECTOR_BYTES == 32
 TRIPLETOPS_INLINE FloatVector multiply_add(FloatVector a, FloatVector b, FloatVector c) {
   return _mm256_fmadd_ps(a, b, c);
@@ -98,6 +100,8 @@ TRIPLETOPS_INLINE uint32_t lanes_not_above(FloatVector a, FloatVector b) {
 TRIPLETOPS_INLINE uint32_t lanes_not_above(DoubleVector a, DoubleVector b) {
   return uint32_t(_mm256_movemask_pd(_mm256_cmp_pd(a, b, _CMP_LE_OQ)));
 }
+TRIPLETOPS_INLINE FloatVector square_root(FloatVector v) { return _mm256_sqrt_ps(v); }
+TRIPLETOPS_INLINE DoubleVector square_root(DoubleVector v) { return _mm256_sqrt_pd(v); }
 #else
 template <class V>
 TRIPLETOPS_INLINE V multiply_add(V a, V b, V c) {
@@ -114,7 +118,23 @@ TRIPLETOPS_INLINE uint32_t lanes_not_above(V a, V b) {
   for (unsigned lane = 0; lane < sizeof(V) / sizeof a[0]; ++lane) bits |= uint32_t(below[lane] & 1) << lane;
   return bits;
 }
+template <class V>
+TRIPLETOPS_INLINE V square_root(V v) {
+  for (unsigned lane = 0; lane < sizeof(V) / sizeof v[0]; ++lane) v[lane] = __builtin_sqrt(v[lane]);
+  return v;
+}
 #endif
+
+template <class T>
+constexpr uint32_t kAllLanes = uint32_t((uint64_t(1) << kLanes<T>)-1);
+
+// Added up in double.
+template <class T>
+TRIPLETOPS_INLINE double sum_lanes(Vector<T> v) {
+  double sum = 0;
+  for (int lane = 0; lane < kLanes<T>; ++lane) sum += double(v[lane]);
+  return sum;
+}
 
 // The scalar that rounds as one lane of multiply_add does.
 template <class T>

@@ -3,16 +3,19 @@
 // wherever the tile lies, so equal rows get equal bits.
 #pragma once
 
+#include "problem.h"
 #include "simd.h"
 
 namespace tripletops {
 namespace {
 
-// 12 of 16 registers hold sums (AVX2, baseline), or 28 of 32 (AVX-512); two more hold a panel's row.
-constexpr int kTileRows = TRIPLETOPS_VECTOR_BYTES == 64 ? 14 : 6;
+// 12 of 16 registers hold sums (AVX2, baseline), or 24 of 32 (AVX-512); two more hold a panel's row. A block
+// of kBlockRows is a whole number of tiles and of panels.
+constexpr int kTileRows = TRIPLETOPS_VECTOR_BYTES == 64 ? 12 : 6;
 constexpr int kPanelVectors = 2;
 template <class T>
 constexpr int kPanelColumns = kPanelVectors * kLanes<T>;
+static_assert(kBlockRows % kTileRows == 0 && kBlockRows % kPanelColumns<float> == 0);
 template <class T>
 constexpr int kTileSize = kTileRows * kPanelColumns<T>;
 
@@ -46,6 +49,22 @@ void gram_tile(const T* anchors, const T* panel, int64_t begin, int64_t end, T* 
 #pragma GCC unroll 2
     for (int v = 0; v < kPanelVectors; ++v)
       store_vector(sum[r][v], products + r * kPanelColumns<T> + v * kLanes<T>);
+}
+
+// The slice of a panel that stays in the first-level cache while the anchors of a block pass by.
+template <class T>
+constexpr int64_t kSlice = 16384 / (kPanelColumns<T> * int64_t(sizeof(T)));
+
+// products[tile * kTileSize + ...] of `tiles` tiles of anchors, one behind the other, with one panel.
+template <class T>
+void multiply_panel(const T* anchors, int32_t tiles, const T* panel, int64_t width, T* products) {
+  int64_t from = 0;
+  do {
+    const int64_t to = from + kSlice<T> < width ? from + kSlice<T> : width;
+    for (int32_t tile = 0; tile < tiles; ++tile)
+      gram_tile(anchors + int64_t(tile) * kTileRows * width, panel, from, to, products + tile * kTileSize<T>);
+    from = to;
+  } while (from < width);
 }
 
 }  // namespace

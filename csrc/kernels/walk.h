@@ -8,10 +8,6 @@
 namespace tripletops {
 namespace {
 
-// The slice of a panel that stays in the first-level cache while the anchors of a block pass by.
-template <class T>
-constexpr int64_t kSlice = 16384 / (kPanelColumns<T> * int64_t(sizeof(T)));
-
 template <class T>
 TRIPLETOPS_INLINE void keep_tile(const Walk<T>& walk, const TileView<T>& tile, Picks<T> positives,
                                  Picks<T> negatives) {
@@ -54,14 +50,8 @@ void walk_block(const Walk<T>& walk, int32_t tile_begin, int32_t tile_end, int32
       end = (column + columns - 1) / kTileRows + 1;
     const int64_t local = panel - panel_begin;
     const T* candidates = panels.packed + local * columns * walk.width;
-    int64_t from = 0;
-    do {
-      const int64_t to = from + kSlice<T> < walk.width ? from + kSlice<T> : walk.width;
-      for (int32_t tile = tile_begin; tile < end; ++tile)
-        gram_tile(walk.anchors.panels.packed + int64_t(tile) * kTileRows * walk.width, candidates, from, to,
-                  products + (tile - tile_begin) * kTileSize<T>);
-      from = to;
-    } while (from < walk.width);
+    multiply_panel(walk.anchors.panels.packed + int64_t(tile_begin) * kTileRows * walk.width,
+                   end - tile_begin, candidates, walk.width, products);
     for (int32_t tile = tile_begin; tile < end; ++tile) {
       const TileView<T> view = {products + (tile - tile_begin) * kTileSize<T>,
                                 tile * kTileRows,
