@@ -4,7 +4,7 @@
 #   make demo      the speed table, then a one-minute training on handwritten digits
 #   make test      the tests
 #   make lint      ruff, mypy and clang-format
-#   make bench     every row of the core speed table (some minutes)
+#   make bench     every row of both speed tables, core and dense (some ten minutes)
 #   make sanitize  the kernel tests under the address and undefined-behaviour sanitizers
 #   make clean     remove all that the above made, the environment included
 
@@ -43,6 +43,7 @@ lint: $(BUILT) $(LINTERS)
 
 bench: $(BUILT)
 	@$(PY) -m bench core
+	@$(PY) -m bench dense
 
 # The sanitizers' run-time has to be in the process before Python is, and with it the C++ library whose exceptions
 # it watches. The conftest is left out, for it brings torch.

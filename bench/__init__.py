@@ -1,1 +1,1 @@
-"""Measurements of tripletops beside plain PyTorch: `python -m bench core`."""
+"""Measurements of tripletops beside plain PyTorch: `python -m bench core`, `python -m bench dense`."""

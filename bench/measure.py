@@ -1,10 +1,11 @@
-"""How things are measured: contenders take turns, medians are compared, small batches in fresh processes."""
+"""How things are measured: contenders take turns, medians are compared, fresh processes where it matters."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import platform
+import resource
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,11 +27,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def step(loss: Callable[[], Tensor], leaf: Tensor) -> Call:
+def step(loss: Callable[[], Tensor], *leaves: Tensor) -> Call:
     """Forward and backward of `loss`, as one training step would run them."""
 
     def run() -> None:
-        leaf.grad = None
+        for leaf in leaves:
+            leaf.grad = None
         loss().backward()
 
     return run
@@ -74,15 +76,27 @@ def peak_growth(call: Call) -> int:
     try:
         Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again from here
     except OSError:
-        before = _status_bytes("VmHWM")
+        before = _kernel_bytes("self/status", "VmHWM")
     else:
-        before = _status_bytes("VmRSS")
+        before = _kernel_bytes("self/status", "VmRSS")
     call()
-    return _status_bytes("VmHWM") - before
+    return _kernel_bytes("self/status", "VmHWM") - before
 
 
-def _status_bytes(field: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
+def free_memory() -> int:
+    """The bytes that a process may take here without driving others out: nine tenths of what is free."""
+    return int(0.9 * _kernel_bytes("meminfo", "MemAvailable"))
+
+
+def limit_memory() -> None:
+    """From here on this process fails where it takes more than `free_memory`, before the machine does."""
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (_kernel_bytes("self/status", "VmSize") + free_memory(), hard))
+
+
+def _kernel_bytes(file: str, field: str) -> int:
+    """What the kernel says in a file under /proc."""
+    lines = Path("/proc", file).read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))
 
 

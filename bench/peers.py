@@ -1,15 +1,19 @@
 """What tripletops is measured against. Everybody who needs a baseline imports it from here.
 
 The loss functions take (emb, labels) and return a scalar with a graph, as `tripletops.batch_hard_loss` does.
+Those of pytorch-metric-learning are made by a function each, which imports it.
 """
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
+
+from bench.measure import Call
 
 MARGIN = 0.2
 
@@ -34,21 +38,47 @@ def matrix_product_into(out: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     return torch.mm(rows, columns.T, out=out)
 
 
+def products(rows: Tensor, columns: Tensor) -> dict[str, Call]:
+    """Both of them as contenders."""
+    out = torch.empty(len(rows), len(columns))
+    return {
+        "torch.mm": partial(matrix_product, rows, columns),
+        "torch.mm out=": partial(matrix_product_into, out, rows, columns),
+    }
+
+
 def metric_learning_batch_hard() -> Callable[[Tensor, Tensor], Tensor] | None:
     """Batch-hard by pytorch-metric-learning, or None where that is not installed."""
     if importlib.util.find_spec("pytorch_metric_learning") is None:
         return None
     from pytorch_metric_learning.distances import LpDistance
-    from pytorch_metric_learning.losses import TripletMarginLoss
     from pytorch_metric_learning.miners import BatchHardMiner
+
+    batch_all = metric_learning_batch_all()
+    miner = BatchHardMiner(distance=LpDistance(normalize_embeddings=False))
+    return lambda emb, labels: batch_all(emb, labels, miner(emb, labels))
+
+
+def metric_learning_batch_all() -> Callable[..., Tensor]:
+    """The mean hinge of all triplets, or of those that a miner chose, by pytorch-metric-learning."""
+    from pytorch_metric_learning.distances import LpDistance
+    from pytorch_metric_learning.losses import TripletMarginLoss
     from pytorch_metric_learning.reducers import MeanReducer
 
     distance = LpDistance(normalize_embeddings=False)
-    miner = BatchHardMiner(distance=distance)
-    criterion = TripletMarginLoss(margin=MARGIN, distance=distance, reducer=MeanReducer())
+    loss: Callable[..., Tensor] = TripletMarginLoss(MARGIN, distance=distance, reducer=MeanReducer())
+    return loss
 
-    def loss(emb: Tensor, labels: Tensor) -> Tensor:
-        value: Tensor = criterion(emb, labels, miner(emb, labels))
+
+def metric_learning_multi_similarity() -> Callable[[Tensor, Tensor], Tensor]:
+    """The multi-similarity loss with its miner, by pytorch-metric-learning."""
+    from pytorch_metric_learning.losses import MultiSimilarityLoss
+    from pytorch_metric_learning.miners import MultiSimilarityMiner
+
+    miner, loss = MultiSimilarityMiner(epsilon=0.1), MultiSimilarityLoss(alpha=2, beta=50, base=1.0)
+
+    def run(emb: Tensor, labels: Tensor) -> Tensor:
+        value: Tensor = loss(emb, labels, miner(emb, labels))
         return value
 
-    return loss
+    return run

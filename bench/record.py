@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -22,11 +22,11 @@ def append(
     when: str,
     row: Row,
     shape: Shape,
-    processes: Sequence[Samples],
+    processes: list[Samples],
     environment: Mapping[str, str],
 ) -> None:
-    """Add the lines of one measured row; the ratio and the verdict stand on that of the numerator."""
-    value = row.value(list(processes))
+    """Add the lines of one measured row; ratio and verdict stand on the numerator's."""
+    value = row.value(processes)
     isa = environment["isa"]
     path.parent.mkdir(parents=True, exist_ok=True)
     new = not path.exists()
@@ -49,7 +49,7 @@ def append(
             }
             if contender == row.numerator:
                 line["ratio"] = f"{value:.4g}"
-                if shape == row.shape:  # a target says nothing about other sizes
+                if row.target is not None:
                     verdict = "yes" if row.target.met(value, isa) else "no"
                     line |= {"target": row.target.text(isa), "met": verdict}
             writer.writerow(line)

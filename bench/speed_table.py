@@ -9,8 +9,9 @@ import torch
 
 import tripletops as T
 from bench import peers
+from bench.batches import embeddings, sorted_labels
 from bench.measure import THREADS, Call, percentile, step, take_turns
-from bench.registry import CALLS_IN_A_BLOCK, SMALL, embeddings, sorted_labels
+from bench.registry import CALLS_IN_A_BLOCK, SMALL
 
 ROUNDS = {128: 30, 1024: 15, 4096: 5, 8192: 3}  # how often each size is measured: half a minute in all
 

@@ -10,12 +10,22 @@ import torch
 
 import tripletops as T
 from bench import __main__ as command
-from bench import measure, peers, record, registry
-from bench.registry import CORE, Row, Shape, Target
+from bench import core, dense, measure, peers, record, registry
+from bench.batches import clusters, embeddings, sorted_labels
+from bench.registry import Row, Shape, Target
 from bench.speed_table import speed_table
 from tripletops import reference
 
-ROWS = {row.name: row for row in CORE}
+CORE = {row.name: row for row in core.ROWS}
+DENSE = {row.name: row for row in dense.ROWS}
+OBJECTIVES = (
+    "batch-all",
+    "batch-all-soft-margin",
+    "semi-hard",
+    "multi-similarity",
+    "contrastive",
+    "beta-margin",
+)
 
 
 def environment(isa: str = "avx2") -> dict[str, str]:
@@ -23,7 +33,7 @@ def environment(isa: str = "avx2") -> dict[str, str]:
 
 
 def test_naive_batch_hard_is_batch_hard():
-    emb, labels = registry.embeddings(23, 5), registry.sorted_labels(23, 4)
+    emb, labels = embeddings(23, 5), sorted_labels(23, 4)
     found, expected = peers.naive_batch_hard(emb, labels), reference.triplet_loss(emb, labels)
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(torch.autograd.grad(found, emb), torch.autograd.grad(expected, emb))
@@ -31,10 +41,26 @@ def test_naive_batch_hard_is_batch_hard():
 
 def test_metric_learning_batch_hard_is_batch_hard():
     loss = peers.metric_learning_batch_hard()
-    if loss is None:
-        pytest.skip("pytorch-metric-learning is not installed")
-    emb, labels = registry.embeddings(24, 5), registry.sorted_labels(24, 4)
+    assert loss is not None
+    emb, labels = embeddings(24, 5), sorted_labels(24, 4)
     torch.testing.assert_close(loss(emb, labels), reference.triplet_loss(emb, labels))
+
+
+@pytest.mark.parametrize("name", dense.OTHERS)
+def test_metric_learning_computes_the_same_objective(name):
+    emb, labels = embeddings(24, 5), sorted_labels(24, 4)
+    loss, leaves = dense.OBJECTIVES[name](emb, labels)
+    registry.assert_agree(dense.OTHERS[name]()(emb, labels), loss(backend="reference"), *leaves)
+
+
+def test_clusters_are_separated():
+    # No hinge of batch-all is active: every negative is farther than every positive by more than the margin.
+    emb, labels = clusters(1024, 128, 4), sorted_labels(1024, 4)
+    distance = torch.cdist(emb.detach(), emb.detach())
+    same = labels[:, None] == labels
+    assert len(emb) == len(labels)
+    assert distance[~same].min() > distance[same].max() + peers.MARGIN
+    assert len(clusters(23, 5, 4)) == 23
 
 
 def test_products_agree():
@@ -84,7 +110,8 @@ def test_percentile():
         (Target(0.5, avx512=0.3), "avx2", "≤ 0.5", 0.5, 0.51),
         (Target(0.5, avx512=0.3), "avx512", "≤ 0.3", 0.3, 0.31),
         (Target(1.1), "avx512", "≤ 1.1", 1.1, 1.2),
-        (Target(30, at_least=True), "avx2", "≥ 30", 30, 29.9),
+        (Target(30, sign="≥"), "avx2", "≥ 30", 30, 29.9),
+        (Target(0.8, sign="<"), "avx2", "< 0.8", 0.79, 0.8),
     ],
 )
 def test_target(target, isa, text, met, missed):
@@ -93,10 +120,9 @@ def test_target(target, isa, text, met, missed):
     assert not target.met(missed, isa)
 
 
-def test_the_table_is_whole():
-    bounds = {name: (row.target.avx512, row.target.bound) for name, row in ROWS.items()}
-    assert len(bounds) == len(CORE)
-    assert bounds == {
+def test_the_core_table_is_whole():
+    assert len(CORE) == len(core.ROWS)
+    assert {name: (row.target.avx512, row.target.bound) for name, row in CORE.items()} == {
         "mm-d128": (0.3, 0.5),
         "mm-d512": (0.5, 0.7),
         "naive-n8192": (None, 30),
@@ -108,10 +134,41 @@ def test_the_table_is_whole():
         "peak-memory": (None, 6),
         **{f"double-n{n}": (None, 4.2) for n in (4096, 8192, 16384)},
     }
-    assert {row.name for row in CORE if row.target.at_least} == {"naive-n8192", "naive-n128"}
+    assert {name: row.target.sign for name, row in CORE.items() if row.target.sign != "≤"} == {
+        "naive-n8192": "≥",
+        "naive-n128": "≥",
+    }
 
 
-@pytest.mark.parametrize("row", CORE, ids=lambda row: row.name)
+def test_the_dense_table_is_whole():
+    assert len(DENSE) == len(dense.ROWS)
+    assert {name: row.target and (row.target.text("avx512"), row.shape.n) for name, row in DENSE.items()} == {
+        "semi-hard": ("≤ 0.8", 8192),
+        "batch-all": ("≤ 1.6", 8192),
+        "multi-similarity": ("≤ 2", 8192),
+        "beta-margin": ("≤ 1.2", 8192),
+        "clusters": ("< 0.8", 8192),
+        **{f"memory-{objective}": ("≤ 10", 32768) for objective in OBJECTIVES},
+        "metric-learning-batch-all": ("≥ 50", 2048),
+        **dict.fromkeys(
+            ("batch-all-soft-margin", "batch-all-k1024", "contrastive", "metric-learning-multi-similarity")
+        ),
+    }
+    assert all(row.shape.d == 128 for row in dense.ROWS)
+    assert {name for name, row in DENSE.items() if row.shape.k != 4} == {"batch-all-k1024"}
+
+
+def test_a_quick_row_is_small_and_promises_nothing():
+    quick = DENSE["metric-learning-batch-all"].quick()
+    assert (quick.shape, quick.rounds) == (Shape(1024), 3)
+    assert quick.target is None
+    assert quick.bounded_by is None
+    assert CORE["naive-n128"].quick().shape == Shape(128)
+    assert CORE["memory-m65536"].quick().shape == Shape(256, m=8192)
+    assert DENSE["batch-all-k1024"].quick().shape == Shape(1024, k=128)
+
+
+@pytest.mark.parametrize("row", [*core.ROWS, *dense.ROWS], ids=lambda row: row.name)
 def test_every_contender_runs(row: Row):
     shape = Shape(n=16, d=8, k=min(row.shape.k, 8), m=32 if row.shape.m else 0)
     contenders = row.contenders(shape)
@@ -122,26 +179,86 @@ def test_every_contender_runs(row: Row):
     assert "{" not in row.title(shape)
 
 
-def test_memory_does_not_grow_with_the_square():
-    row = ROWS["peak-memory"]
-    processes = row.measure(Shape(n=8192), rounds=1)
+@pytest.mark.parametrize(
+    "row", [row for row in (*core.ROWS, *dense.ROWS) if row.unit == "bytes"], ids=lambda row: row.name
+)
+def test_memory_does_not_grow_with_the_square(row: Row):
+    row = replace(row, shape=Shape(8192))
+    shape, processes = row.measure()
+    assert shape == row.shape
     assert 0 < row.value(processes) <= row.target.bound  # a matrix of N×N would be 64 times emb
 
 
-def test_check_refuses_a_wrong_loss(monkeypatch):
-    registry.check()
+def hungry(shape: Shape) -> dict[str, measure.Call]:
+    """A contender that fits into the free memory at N=512, and does not at N=1024."""
+    size = measure.free_memory() // 512 * shape.n * 9 // 10
+    return {"hungry": lambda: torch.empty(size, dtype=torch.uint8), "ours": lambda: None}
+
+
+def test_a_row_finds_the_largest_size_that_fits(capsys):
+    row = Row("row", "N={n}", None, Shape(256), hungry, "hungry", "ours", rounds=2, bounded_by="hungry")
+    shape, processes = row.measure()
+    assert shape.n == 512
+    assert [len(samples["hungry"]) for samples in processes] == [2]
+    assert "hungry does not survive N=1024: " in capsys.readouterr().out
+
+
+def test_what_cannot_fit_is_not_tried(monkeypatch, capsys):
+    monkeypatch.setattr(registry, "free_memory", lambda: 2**32)
+    monkeypatch.setattr(registry, "in_fresh_process", lambda function, contenders, name, shape: shape.n**2)
+    assert (
+        registry.largest(hungry, "hungry", Shape(1024)).n == 2**16
+    )  # which takes all, twice that four times
+    assert "hungry takes 4.0 GiB at N=65536" in capsys.readouterr().out
+
+
+def test_core_check_refuses_a_wrong_loss(monkeypatch):
+    core.check()
     right = T.triplet_loss
     monkeypatch.setattr(T, "triplet_loss", lambda *args, **kwargs: 1.01 * right(*args, **kwargs))
     with pytest.raises(AssertionError):
-        registry.check()
+        core.check()
+
+
+def test_dense_check_passes():
+    dense.check()
+
+
+@pytest.mark.parametrize("name", dense.OBJECTIVES)
+def test_dense_check_refuses_a_wrong_loss(monkeypatch, name):
+    right = dense.OBJECTIVES[name]
+
+    def wrong(emb: torch.Tensor, labels: torch.Tensor) -> dense.Objective:
+        loss, leaves = right(emb, labels)
+        factor = {None: 1.01, "reference": 1.0}
+        return dense.Objective(lambda backend=None: factor[backend] * loss(backend=backend), leaves)
+
+    monkeypatch.setitem(dense.OBJECTIVES, name, wrong)
+    with pytest.raises(AssertionError):
+        dense.check()
+
+
+def test_agreement_is_of_gradients_too():
+    x = torch.ones(3, requires_grad=True)
+    registry.assert_agree(x.sum(), x.sum(), x)
+    with pytest.raises(AssertionError):
+        registry.assert_agree(x.sum(), x.square().sum(), x)
+
+
+def test_a_step_clears_every_gradient():
+    x, y = torch.ones((), requires_grad=True), torch.ones((), requires_grad=True)
+    run = measure.step(lambda: 2 * x + 3 * y, x, y)
+    run()
+    run()
+    assert (x.grad, y.grad) == (2, 3)
 
 
 def test_record(tmp_path):
     path = tmp_path / "new" / "core.csv"
-    row = ROWS["mm-d128"]
+    row = CORE["mm-d128"]
     processes = [{"ours": [1.0, 2.0, 3.0], "torch.mm": [5.0, 5.0, 5.0], "torch.mm out=": [4.0, 4.0, 4.0]}]
     record.append(path, "now", row, row.shape, processes, environment("avx2"))
-    record.append(path, "later", row, replace(row.shape, n=64), processes, environment("avx512"))
+    record.append(path, "later", row.quick(), replace(row.shape, n=64), processes, environment("avx512"))
     with path.open(encoding="utf-8") as file:
         lines = list(csv.DictReader(file))
     assert [line["contender"] for line in lines] == ["ours", "torch.mm", "torch.mm out="] * 2
@@ -165,13 +282,32 @@ def test_command_prints_and_records(monkeypatch, capsys, tmp_path, threads):
 
 def test_command_says_what_is_missed(monkeypatch, capsys, tmp_path, threads):
     rows = [
-        replace(ROWS["shuffled"], shape=Shape(1024), target=Target(-1), rounds=1),
-        replace(ROWS["equal"], shape=Shape(1024), target=Target(1e9), rounds=1),
+        replace(CORE["shuffled"], shape=Shape(1024), target=Target(-1), rounds=1),
+        replace(CORE["equal"], shape=Shape(1024), target=Target(1e9), rounds=1),
+        replace(CORE["bfloat16"], shape=Shape(1024), target=None, rounds=1),
     ]
-    monkeypatch.setattr(command, "CORE", rows)
+    monkeypatch.setitem(command.SUITES, "core", (rows, core.check))
     monkeypatch.setattr("sys.argv", ["bench", "core", "--csv", str(tmp_path / "core.csv")])
     command.main()
-    assert "1 of 2 targets met; missed: shuffled" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "1 of 2 targets met; missed: shuffled" in printed
+    (line,) = (line for line in printed.splitlines() if line.startswith("bfloat16"))
+    assert "yes" not in line
+    assert "NO" not in line
+
+
+def test_command_measures_the_dense_table(monkeypatch, capsys, tmp_path, threads):
+    path = tmp_path / "dense.csv"
+    monkeypatch.setattr("sys.argv", ["bench", "dense", "--quick", "--rows", "clusters", "--csv", str(path)])
+    command.main()
+    assert "batch-all: separated clusters ÷ random rows, N=1024" in capsys.readouterr().out
+    assert path.read_text(encoding="utf-8").count("\n") == 3
+
+
+@pytest.mark.parametrize("suite", command.SUITES)
+def test_results_go_beside_those_of_the_same_table(monkeypatch, suite):
+    monkeypatch.setattr("sys.argv", ["bench", suite])
+    assert command._arguments().csv == command.RESULTS / f"{suite}.csv"
 
 
 def test_speed_table(capsys, threads):
