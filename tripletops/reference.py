@@ -351,8 +351,8 @@ def multi_similarity_loss(
 def pairs(
     batch: Batch, positive: str, negative: str, distance: str, seed: int | Tensor | None, cutoff: float,
     nonzero_loss_cutoff: float | None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(N, M) masks of the pairs to take; none at all where the batch lacks positives, or negatives."""
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """(N, M) distances and masks of the pairs to take; none where the batch lacks positives, or negatives."""
     p, n, _, _ = select(
         batch, "hard" if positive == "all" else positive, "hard" if negative == "all" else negative, distance,
         seed, cutoff, nonzero_loss_cutoff,
@@ -361,7 +361,8 @@ def pairs(
     positives = batch.positives if positive == "all" else p[:, None] == candidate
     negatives = batch.negatives if negative == "all" else n[:, None] == candidate
     both = batch.positives.any() & batch.negatives.any()
-    return positives & both, negatives & both
+    compare, report = DISTANCES[distance]
+    return report(key_matrix(compare, batch.x, batch.y)), positives & both, negatives & both
 
 
 def contrastive_loss(
@@ -371,11 +372,10 @@ def contrastive_loss(
     ref_labels: Tensor | None = None, self_index: Tensor | None = None, ignore_label: int | None = None,
     reduction: str = "mean",
 ) -> Tensor:  # fmt: skip
-    distance = distance or "euclidean"
     batch = batch_of(emb, labels, ref_emb, ref_labels, self_index, ignore_label)
-    positives, negatives = pairs(batch, positive, negative, distance, seed, cutoff, nonzero_loss_cutoff)
-    compare, report = DISTANCES[distance]
-    d = report(key_matrix(compare, batch.x, batch.y))
+    d, positives, negatives = pairs(
+        batch, positive, negative, distance or "euclidean", seed, cutoff, nonzero_loss_cutoff
+    )
     pull = (d - pos_margin).relu().where(positives, 0)
     push = (neg_margin - d).relu().where(negatives, 0)
     pulls, pushes = (pull > 0).sum(), (push > 0).sum()
@@ -392,11 +392,10 @@ def beta_margin_loss(
     reduction: str = "mean",
 ) -> Tensor:  # fmt: skip
     """`beta` is (N,), that of each anchor; it receives a gradient too."""
-    distance = distance or "euclidean"
     batch = batch_of(emb, labels, ref_emb, ref_labels, self_index, ignore_label)
-    positives, negatives = pairs(batch, positive, negative, distance, seed, cutoff, nonzero_loss_cutoff)
-    compare, report = DISTANCES[distance]
-    d = report(key_matrix(compare, batch.x, batch.y))
+    d, positives, negatives = pairs(
+        batch, positive, negative, distance or "euclidean", seed, cutoff, nonzero_loss_cutoff
+    )
     pull = (d - beta[:, None] + alpha).relu().where(positives, 0)
     push = (beta[:, None] - d + alpha).relu().where(negatives, 0)
     terms = (pull > 0).sum() + (push > 0).sum()

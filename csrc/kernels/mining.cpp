@@ -404,8 +404,8 @@ void differentiate(const Kernels<T>& kernels, const Pool& given_pool, const Rows
   begin[anchors.count] = pairs;
   pull_pairs<T>(
       kernels, pool, scratch, {anchors, candidates, self_mining}, distance,
-      {pairs, begin, begin + 1, candidate, distances, weights}, poisoned, [](auto&&...) {},
-      anchor_gradient, candidate_gradient);
+      {pairs, begin, begin + 1, candidate, distances, weights}, poisoned, [](auto&&...) {}, anchor_gradient,
+      candidate_gradient);
 }
 
 #define TRIPLETOPS_INSTANTIATE(T)                                                                           \

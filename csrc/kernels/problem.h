@@ -98,7 +98,7 @@ struct Walk {
 enum class Cost : int {
   hinge,       // sum over the anchor's thresholds t of [t - d]+
   soft,        // sum over the anchor's thresholds t of softplus(t - d)
-  exponential  // ln(1 + sum of e^(rate (offset - d)) over the negatives with d < limit)
+  exponential  // ln(1 + sum of e^(rate (offset - d)) over the negatives with d < limit), the offset aside
 };
 
 template <class T>
@@ -113,9 +113,8 @@ struct Costs {
   // only those of anchors with many thresholds, whose loss lacks the thresholds' part.
   int32_t* hits = nullptr;
 
-  // With `exponential`, by anchor: the nearest negative so far, which the exponents are taken relative to:
-  // the sum of e^(rate (nearest - d)) over the negatives so far, or, backward, ln(1 + sum) - rate (offset -
-  // nearest).
+  // With `exponential`, by anchor: the nearest negative so far, and the sum of e^(rate (nearest - d)) over
+  // the negatives so far. Backward: the nearest of all, and ln(1 + sum) relative to its exponent.
   T* nearest = nullptr;
   double* sum = nullptr;
   const T* log_sum = nullptr;

@@ -222,8 +222,8 @@ struct ManyTuples : Streamed<T> {
 
   double positive_exponent(T d) const { return parameters[0] * (double(d) - 1 + parameters[2]); }
 
-  bool is_kept(int32_t anchor, int32_t row, T d) const {
-    if (selection.positive == Positive::easy) return row == state.positive[row_of(anchor)];
+  bool is_easy(int32_t anchor, int32_t row) const { return row == state.positive[row_of(anchor)]; }
+  bool is_kept(int32_t anchor, T d) const {
     return double(d) > double(state.nearest[row_of(anchor)]) - parameters[3];
   }
 
@@ -234,11 +234,15 @@ struct ManyTuples : Streamed<T> {
       if (!is_valid(a)) return;
       const int32_t row = row_of(a);
       state.nearest[row] = costs.nearest[a];
-      double sum = 0;
-      const double largest = positive_exponent(state.farthest[row]);
-      each_positive(a, rows, [&](int32_t other, T d) {
-        if (is_kept(a, other, d)) sum += std::exp(positive_exponent(d) - largest);
-      });
+      const bool easy = selection.positive == Positive::easy;
+      // If any positive is kept, the farthest is.
+      const T reference = easy ? distance_of(a, int32_t(state.positive[row]), rows) : state.farthest[row];
+      const double largest = positive_exponent(reference);
+      double sum = easy ? 1 : 0;
+      if (!easy)
+        each_positive(a, rows, [&](int32_t, T d) {
+          if (is_kept(a, d)) sum += std::exp(positive_exponent(d) - largest);
+        });
       const double positive = log_one_plus(largest, sum);
       const double nearest = parameters[1] * (1 - parameters[2] - double(costs.nearest[a]));
       const double negative = log_one_plus(nearest, costs.sum[a]);
@@ -418,11 +422,14 @@ struct ManyTuples : Streamed<T> {
   double positive_slope(int32_t anchor, int32_t row, T d) const {
     if (pairs_only()) return double(d) > positive_start(anchor);
     if (!is_valid(anchor)) return 0;
-    if (is(Tuples::multi_similarity))
-      return is_kept(anchor, row, d)
-                 ? std::exp(positive_exponent(d) - positive_exponent(state.farthest[row_of(anchor)]) -
-                            double(state.positive_log_sum[row_of(anchor)]))
-                 : 0;
+    if (is(Tuples::multi_similarity)) {
+      const double exponent = positive_exponent(d);
+      if (selection.positive == Positive::easy)
+        return is_easy(anchor, row) ? 1 / (1 + std::exp(-exponent)) : 0;
+      if (!is_kept(anchor, d)) return 0;
+      return std::exp(exponent - positive_exponent(state.farthest[row_of(anchor)]) -
+                      double(state.positive_log_sum[row_of(anchor)]));
+    }
     const T* first = costs.threshold + costs.begin[anchor];
     const T* last = costs.threshold + costs.begin[anchor + 1];
     const int64_t at = std::lower_bound(first, last, threshold_of(d)) - costs.threshold;
