@@ -9,14 +9,21 @@ mean of all rows that are not ignored was taken away, and all of it 2⁻²⁹ ti
 * no largest error is more than twice that of the plain formulation in the same type, plus 4 ulp.
 
 Losses and gradients are compared for the picks that were made, so a pick within the bound cannot blur them.
+Objectives over many tuples are compared as a whole: where rounding may decide whether a term counts, or which
+negative is meant, the difference that makes is allowed on top.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from itertools import product
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -25,7 +32,7 @@ import tripletops as T
 from tripletops import reference
 
 POSITIVES = ("hard", "easy", "random")
-NEGATIVES = ("hard", "semihard", "easy", "random")
+NEGATIVES = ("hard", "semihard", "easy", "random", "distance")
 RULES = tuple(product(POSITIVES, NEGATIVES))
 LOSSES = {
     "euclidean": ("margin", "soft_margin"),
@@ -35,6 +42,8 @@ LOSSES = {
 DISTANCES = tuple(LOSSES)
 REDUCTIONS = ("mean", "mean_nonzero", "sum", "none")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+CUTOFF, LIMIT = 0.5, 1.4  # of negative="distance", where nothing else is said
 
 RELATIVE = 1e-5
 PICK = 2.0**-21
@@ -189,6 +198,15 @@ class Truth:
             2.0**-22 * (2 * self.finer if self.finer < 1 else 1) if distance == "cosine" else 0.0
         )
 
+    @cached_property
+    def noise(self) -> Tensor:
+        return reference.noise(self.batch.seed, *self.key.shape, torch.device("cpu"))
+
+    @cached_property
+    def unit_square(self) -> Tensor:
+        """Squared distances between unit rows, whatever the distance is; from a zero row they are 2."""
+        return 2 * reference.key_matrix(reference.cosine, self.x, self.y)
+
     def floor(self, d: Tensor) -> Tensor:
         """What rounding the rows themselves does to their distance, beside the relative error.
 
@@ -265,7 +283,7 @@ def check_mined(truth: Truth, positive: str, negative: str, triplets: T.Triplets
     assert torch.equal(triplets.valid, (p >= 0) & (n >= 0))
 
     if "random" in (positive, negative):
-        drawn_p, drawn_n = oracle_picks(truth, positive, negative)
+        drawn_p, drawn_n = oracle_picks(truth, positive, negative.replace("distance", "random"))
         assert positive != "random" or torch.equal(p, drawn_p), "random positive"
         assert negative != "random" or torch.equal(n, drawn_n), "random negative"
     if positive != "random":
@@ -275,6 +293,8 @@ def check_mined(truth: Truth, positive: str, negative: str, triplets: T.Triplets
         check_semihard(truth, p, n, d_ap, d_an)
         farther = truth.negatives & (truth.distance > d_ap[:, None])
         check_first_of_equals(truth, farther, n, "semihard negative")
+    elif negative == "distance":
+        check_drawn(truth, n)
     elif negative != "random":
         check_extreme(truth, truth.negatives, n, negative == "easy", f"{negative} negative")
         check_first_of_equals(truth, truth.negatives, n, f"{negative} negative")
@@ -284,14 +304,45 @@ def check_mined(truth: Truth, positive: str, negative: str, triplets: T.Triplets
 
 def oracle_picks(truth: Truth, positive: str, negative: str) -> tuple[Tensor, Tensor]:
     """The picks of `reference.mine`, from distances already there."""
-    noise = reference.noise(truth.batch.seed, *truth.key.shape, torch.device("cpu"))
     scan = reference.Scan(
-        truth.key, truth.distance, noise, d_ap=truth.distance.new_full(truth.key.shape[:1], math.nan)
+        truth.key, truth.distance, truth.noise, d_ap=truth.distance.new_full(truth.key.shape[:1], math.nan)
     )
+    if negative == "distance":
+        scan = scan._replace(log_weight=reference.log_weights(truth.x, truth.y, CUTOFF, LIMIT))
     p = reference.POSITIVES[positive](scan, truth.positives)
     found = (p >= 0).nonzero()[:, 0]
     scan.d_ap[found] = truth.distance[found, p[found]]
     return p, reference.NEGATIVES[negative](scan, truth.negatives)
+
+
+def check_drawn(truth: Truth, n: Tensor, cutoff: float = CUTOFF, limit: float | None = LIMIT) -> None:
+    """A draw by distance has the largest key, log weight plus noise, but for what rounding does to keys."""
+    assert torch.equal(n >= 0, truth.negatives.any(1)), "drawn negative: one too many, or one too few"
+    found = (n >= 0).nonzero()[:, 0]
+    if not len(found):
+        return
+    eligible, width = truth.negatives[found], truth.x.shape[1]
+    noise = truth.noise[found]
+    gumbel = -(-torch.log1p((noise + 0.5) / 2**32 - 1)).log()
+    d = truth.unit_square[found].sqrt().clamp(min=cutoff)
+    height = (1 - d.square() / 4).clamp(min=2**-20)
+    log_weight = (2 - width) * d.log() + (3 - width) / 2 * height.log()
+    # Unit rows have the radius 1 at most, and centring leaves no row longer than 2.
+    off = truth.finer * PICK * (4 + math.sqrt(width)) * 4
+    slope = abs(2 - width) / 2 / d.square() + abs(3 - width) / 8 / height
+    terms = abs(2 - width) * d.log().abs() + abs(3 - width) / 2 * height.log().abs() + gumbel.abs()
+    tolerance = slope * off + 8 * 2.0**-23 * truth.finer * (1 + terms)
+    key = log_weight + gumbel
+    surely = possibly = eligible
+    if limit is not None:
+        surely = eligible & (d.square() + off < limit**2)
+        possibly = eligible & (d.square() - off < limit**2) & (cutoff < limit)
+    picked = torch.zeros_like(eligible).scatter(1, n[found, None], True)
+    uniform = noise.where(eligible, -1).argmax(1, keepdim=True) == torch.arange(len(truth.y))
+    best = (key - tolerance).where(surely, -math.inf).amax(1, keepdim=True)
+    allowed = possibly & (key + tolerance >= best)
+    allowed = allowed | (uniform & ~surely.any(1, keepdim=True))
+    assert (allowed & picked).any(1).all(), "drawn negative: another one has the larger key"
 
 
 def check_distances(truth: Truth, pick: Tensor, reported: Tensor, what: str) -> None:
@@ -556,3 +607,527 @@ def laid_out(x: Tensor, layout: str) -> Tensor:
 def bits(*tensors: Tensor) -> list[bytes]:
     """To compare results bit for bit, NaN included."""
     return [tensor.reshape(-1).view(torch.uint8).numpy().tobytes() for tensor in tensors]
+
+
+# Objectives over many tuples
+
+
+@cache
+def defaults_of(function: str) -> dict[str, Any]:
+    parameters = inspect.signature(getattr(T, function)).parameters
+    return {name: each.default for name, each in parameters.items() if each.default is not each.empty}
+
+
+@dataclass(frozen=True, eq=False)
+class ManyTuples:
+    """A call of one of the objectives over many tuples, its batch aside."""
+
+    function: str
+    given: dict[str, Any] = field(default_factory=dict)
+    beta: float | Tensor | None = None
+
+    @cached_property
+    def options(self) -> dict[str, Any]:
+        return {**defaults_of(self.function), **self.given}
+
+    @property
+    def distance(self) -> str:
+        if self.function == "multi_similarity_loss":
+            return "cosine"
+        return self.options["distance"] or "euclidean"
+
+    @property
+    def picks(self) -> bool:
+        """Whether one positive or one negative of each anchor is picked."""
+        options = self.options
+        return "negative" in options and not options["positive"] == options["negative"] == "all"
+
+    def but(self, **given: Any) -> ManyTuples:
+        return replace(self, given={**self.given, **given})
+
+    def arguments(self, batch: Batch) -> dict[str, Any]:
+        arguments = {**batch.options(), **self.given}
+        if "seed" not in self.options:
+            arguments.pop("seed")
+        return arguments
+
+    def __str__(self) -> str:
+        return f"{self.function} {self.given}"
+
+
+def beta_by_anchor(batch: Batch, beta: Tensor) -> Tensor:
+    place = torch.zeros_like(batch.labels, dtype=torch.int64)
+    if beta.dim():
+        place = batch.labels.long()
+        if batch.ignore_label is not None:
+            place = place.where(place != batch.ignore_label, 0)
+    return beta.reshape(-1)[place]
+
+
+def beta_of(call: ManyTuples, compute_type: torch.dtype) -> Tensor:
+    return torch.as_tensor(call.beta, dtype=torch.float64).to(compute_type)
+
+
+def cotangent_of(loss: Tensor) -> Tensor:
+    if not loss.dim():
+        return torch.full_like(loss, 1.5)
+    return torch.linspace(-1.5, 1.5, loss.numel()).to(loss.dtype)
+
+
+def run_tuples(batch: Batch, call: ManyTuples) -> tuple[Tensor, list[Tensor], Tensor | None]:
+    """(loss, gradients, number of active triplets); the gradient of β, if it is a tensor, comes last."""
+    batch, inputs = leaves(batch)
+    beta = []
+    if call.beta is not None:
+        beta = [call.beta.detach().requires_grad_() if isinstance(call.beta, Tensor) else call.beta]
+        inputs += [each for each in beta if isinstance(each, Tensor)]
+    extra: dict[str, Any] = {"backend": "cpu"}
+    if call.function == "batch_all_loss":
+        extra["return_active"] = True
+    result = getattr(T, call.function)(batch.emb, batch.labels, *beta, **call.arguments(batch), **extra)
+    loss, active = result if isinstance(result, tuple) else (result, None)
+    return loss.detach(), list(torch.autograd.grad(loss, inputs, cotangent_of(loss))), active
+
+
+def gram_matrix(compare: Any, x: Tensor, y: Tensor) -> Tensor:
+    """The oracle's keys as one usually writes them: |x|² + |y|² − 2xy, or 1 − S."""
+    if compare is reference.cosine and x.shape[1]:
+        return 1 - reference.unit(x) @ reference.unit(y).T
+    square = x.square().sum(1)[:, None] + y.square().sum(1) - 2 * x @ y.T
+    return square.clamp(min=0)
+
+
+def plain_tuples(
+    batch: Batch, call: ManyTuples, picks: tuple[Tensor, Tensor] | None, compute_type: torch.dtype, gram: bool
+) -> tuple[Tensor, list[Tensor], Tensor | None]:
+    """As `run_tuples`, of the oracle in the batch's own type, for picks already made."""
+    batch, inputs = leaves(batch)
+    arguments = call.arguments(batch)
+    beta: list[Tensor] = []
+    if call.beta is not None:
+        leaf = beta_of(call, compute_type).to(batch.compute_type()).detach().requires_grad_()
+        beta = [beta_by_anchor(batch, leaf)]
+        inputs += [leaf] if isinstance(call.beta, Tensor) else []
+    with ExitStack() as patches:
+        if picks is not None:
+            patches.enter_context(mock.patch.object(reference, "select", return_value=(*picks, None, None)))
+        if gram:
+            patches.enter_context(mock.patch.object(reference, "key_matrix", gram_matrix))
+        result = getattr(reference, call.function)(batch.emb, batch.labels, *beta, **arguments)
+        loss, active = result if isinstance(result, tuple) else (result, None)
+        return loss.detach(), list(torch.autograd.grad(loss, inputs, cotangent_of(loss))), active
+
+
+def picks_of(batch: Batch, call: ManyTuples) -> tuple[Tensor, Tensor] | None:
+    """The positive and the negative of every anchor as `mine` picks them, for an objective that picks."""
+    options = call.options
+    if not call.picks:
+        return None
+    words = {name: "hard" if options[name] == "all" else options[name] for name in ("positive", "negative")}
+    mining = {name: options[name] for name in ("cutoff", "nonzero_loss_cutoff")}
+    mining |= {"distance": call.distance, "backend": "cpu"}
+    triplets = T.mine(batch.emb, batch.labels, **words, **mining, **batch.options())
+    return triplets.positive, triplets.negative
+
+
+def pairs_of(truth: Truth, call: ManyTuples, picks: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
+    """(N, M) masks of the positive and of the negative pairs that count."""
+    positives, negatives = truth.positives, truth.negatives
+    both = positives.any() & negatives.any()
+    if picks is not None:
+        candidate = torch.arange(len(truth.y))
+        if call.options["positive"] != "all":
+            positives = picks[0][:, None] == candidate
+        if call.options["negative"] != "all":
+            negatives = picks[1][:, None] == candidate
+    return positives & both, negatives & both
+
+
+class Terms:
+    """Terms that share a mean, in float64, and what rounding may do to them."""
+
+    def __init__(self, truth: Truth) -> None:
+        anchors, pairs = truth.distance.new_zeros(len(truth.x)), torch.zeros_like(truth.distance)
+        self.value, self.off, self.size, self.jump = (anchors.clone() for _ in range(4))
+        self.slope, self.wobble = pairs.clone(), pairs.clone()  # by pair, of d; how far the slope may be off
+        self.steady: Tensor = torch.zeros(len(truth.x), 1, dtype=torch.bool)  # where no slope can jump
+        self.count = self.nonzero = 0
+        self.flips = 0  # of the nonzero ones, those that may be counted or not
+        self.always_nonzero = False  # whether every mean is one over the nonzero terms
+
+    def share(self, reduction: str) -> tuple[float, float]:
+        """What a mean divides by, as a factor, and the relative error of it."""
+        if reduction in ("sum", "none"):
+            return 1.0, 0.0
+        count, flips = self.nonzero, self.flips
+        if reduction == "mean" and not self.always_nonzero:
+            count, flips = self.count, 0
+        return 1 / max(count, 1), flips / (count - flips) if flips < count else math.inf if flips else 0.0
+
+
+def errors_of(truth: Truth) -> Tensor:
+    """How far each distance may be off; that of equal rows is 0 exactly."""
+    if not truth.distance.numel():
+        return truth.distance.clone()
+    error = truth.relative * truth.distance + truth.floor(truth.distance)
+    equal = (truth.distance == 0) & (torch.cdist(truth.x, truth.y, p=math.inf) == 0)
+    return error.where(~equal, 0)
+
+
+def padded(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """The columns that are set in each row, first ones first, and which of the entries are such columns."""
+    counts = mask.sum(1, keepdim=True)
+    widest = int(counts.max())
+    order = mask.int().argsort(dim=1, descending=True, stable=True)
+    return order[:, :widest], torch.arange(widest) < counts
+
+
+def triplets_of(truth: Truth) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]:
+    """All triplets, some anchors at a time: (anchors, positives, negatives, which of either are any)."""
+    rows = (truth.positives.any(1) & truth.negatives.any(1)).nonzero()[:, 0]
+    while len(rows):
+        p, is_positive = padded(truth.positives[rows])
+        n, is_negative = padded(truth.negatives[rows])
+        some = max(1, 2_000_000 // (p.shape[1] * n.shape[1]))
+        yield rows[:some], p[:some], n[:some], is_positive[:some], is_negative[:some]
+        rows = rows[some:]
+
+
+class Triples:
+    """Of some anchors: values (anchors, positives, negatives) and what they are made of."""
+
+    def __init__(
+        self, truth: Truth, error: Tensor, margin: float, rows: Tensor, p: Tensor, n: Tensor
+    ) -> None:
+        self.to_p, self.to_n = (rows[:, None], p), (rows[:, None], n)
+        self.d_ap, self.d_an = truth.distance[self.to_p][:, :, None], truth.distance[self.to_n][:, None]
+        self.off = error[self.to_p][:, :, None] + error[self.to_n][:, None] + truth.relative * margin
+        self.z = self.d_ap - self.d_an + margin
+        self.size = self.d_ap + self.d_an + margin
+
+    def spread(self, by_pair: Tensor, values: Tensor) -> None:
+        """Adds what each pair has a share in."""
+        by_pair.index_put_(self.to_p, values.sum(2), accumulate=True)
+        by_pair.index_put_(self.to_n, values.sum(1), accumulate=True)
+
+
+def triplet_terms(truth: Truth, margin: float, soft: bool) -> Terms:
+    terms, error = Terms(truth), errors_of(truth)
+    for rows, p, n, is_positive, is_negative in triplets_of(truth):
+        all_of, valid = (
+            Triples(truth, error, margin, rows, p, n),
+            is_positive[:, :, None] & is_negative[:, None],
+        )
+        z, off = all_of.z, all_of.off
+        if soft:
+            value, slope = reference.softplus(z) * valid, torch.sigmoid(z) * valid
+            wobble = (torch.sigmoid(z + off) - torch.sigmoid(z - off)) * valid
+            weight = torch.sigmoid(z + off) * valid
+        else:
+            value, slope = z.relu() * valid, ((z > 0) & valid).double()
+            wobble = ((z.abs() <= off) & (off > 0) & valid).double()
+            weight = ((z > -off) & valid).double()
+        terms.count += int(valid.sum())
+        terms.nonzero += int(valid.sum() if soft else slope.sum())
+        terms.flips += 0 if soft else int(wobble.sum())
+        terms.value[rows] = value.sum((1, 2))
+        terms.off[rows] = (off * weight).sum((1, 2))
+        terms.size[rows] = (all_of.size * weight + value).sum((1, 2))
+        all_of.spread(terms.slope, slope)
+        all_of.spread(terms.wobble, wobble)
+    terms.steady |= soft
+    return terms
+
+
+def semi_hard_terms(truth: Truth, margin: float, exact: bool) -> Terms:
+    terms, error = Terms(truth), errors_of(truth)
+    for rows, p, n, is_positive, is_negative in triplets_of(truth):
+        all_of = Triples(truth, error, margin, rows, p, n)
+        threshold = truth.square[all_of.to_p][:, :, None]
+        square = truth.square[all_of.to_n].where(is_negative, -math.inf)[:, None]
+
+        def candidates(bound: float, threshold: Tensor = threshold, square: Tensor = square) -> Tensor:
+            """The negatives that may be picked if squares are off by `bound`."""
+            surely = square > threshold + bound
+            nearest = square.where(surely, math.inf).amin(2, keepdim=True)
+            fallback = ~surely.any(2, keepdim=True) & (square >= square.amax(2, keepdim=True) - bound)
+            return ((square > threshold - bound) & (square <= nearest + bound)) | fallback
+
+        pick = candidates(0.0).int().argmax(2, keepdim=True)
+        possible = torch.zeros(all_of.z.shape, dtype=torch.bool).scatter(2, pick, True)
+        if not exact:
+            possible |= candidates(truth.bound)
+        possible &= is_positive[:, :, None]
+        picked = torch.zeros_like(possible).scatter(2, pick, True) & possible
+        z, off = all_of.z, all_of.off
+        least, most = z.where(possible, math.inf).amin(2), z.where(possible, -math.inf).amax(2)
+        far = off.where(possible, 0).amax(2)
+        counts = is_positive & (most > -far)
+        active = picked & (z > 0)
+        may_flip = counts & (least <= far) & (far > 0)
+        several = possible.sum(2, keepdim=True) > 1
+        doubtful = possible & (z > -off) & (several | (z <= off)) & (off > 0)
+        terms.count += int(is_positive.sum())
+        terms.nonzero += int(active.sum())
+        terms.flips += int(may_flip.sum())
+        terms.value[rows] = (z * active).sum((1, 2))
+        terms.jump[rows] = (most.relu() - least.relu()).where(is_positive, 0).sum(1)
+        terms.off[rows] = (far * counts).sum(1) + terms.jump[rows]
+        terms.size[rows] = (all_of.size * (picked & counts[:, :, None])).sum((1, 2))
+        all_of.spread(terms.slope, active.double())
+        terms.wobble.index_put_(all_of.to_p, may_flip.double(), accumulate=True)
+        terms.wobble.index_put_(all_of.to_n, doubtful.double().sum(1), accumulate=True)
+    return terms
+
+
+def multi_similarity_terms(truth: Truth, options: dict[str, Any]) -> Terms:
+    terms, error, d = Terms(truth), errors_of(truth), truth.distance
+    valid = truth.positives.any(1) & truth.negatives.any(1)
+    if not valid.any():
+        return terms
+    epsilon, offset = options["epsilon"], 1 - options["base"]
+    positives, negatives = (mask & valid[:, None] for mask in (truth.positives, truth.negatives))
+    farthest = d.where(positives, -math.inf).argmax(1, keepdim=True)
+    nearest = d.where(negatives, math.inf).argmin(1, keepdim=True)
+    least_value, steady = torch.zeros(len(d)), torch.ones(len(d), 1, dtype=torch.bool)
+    for sign, mask, rate, other in (
+        (-1, positives, options["alpha"], nearest),
+        (1, negatives, options["beta"], farthest),
+    ):
+        kept = surely = possibly = mask  # what mining leaves
+        if epsilon is not None:
+            gap = sign * (d.gather(1, other) - d) + epsilon
+            off = error.gather(1, other) + error + truth.relative * (epsilon + 1e-2)
+            kept, surely, possibly = mask & (gap > 0), mask & (gap > off), mask & (gap > -off)
+        easy = sign < 0 and options["positive"] == "easy"
+        if easy:
+            first = d.where(mask, math.inf).argmin(1, keepdim=True)
+            kept = mask & (first == torch.arange(d.shape[1]))
+            possibly = mask & (d <= d.gather(1, first) + error + error.gather(1, first))
+            surely = kept & (possibly.sum(1, keepdim=True) == 1)
+        exponent = sign * rate * (offset - d)
+        value, least, most = (
+            torch.cat([exponent.where(some, -math.inf), torch.zeros(len(d), 1)], 1).logsumexp(1)
+            for some in (kept, surely, possibly)
+        )
+        if easy:
+            least = most = value
+        steady = steady & (surely == possibly).all(1, keepdim=True)
+        far = error.where(possibly, 0).amax(1)
+        terms.value += value / rate
+        least_value += least / rate
+        terms.jump += (most - least) / rate
+        terms.off += (most - least) / rate + far
+        terms.size += (d.where(possibly, 0).amax(1) + abs(offset)) * valid + value / rate
+        slope = (exponent - value[:, None]).exp().where(kept, 0)
+        spread = 2 * rate * far[:, None]
+        highest = (exponent - least[:, None] + spread).exp().clamp(max=1).where(possibly, 0)
+        lowest = (exponent - most[:, None] - spread).exp().where(surely, 0)
+        terms.slope += slope
+        terms.wobble += torch.maximum(highest - slope, slope - lowest)
+    terms.count, terms.nonzero = int(valid.sum()), int((terms.value > 0).sum())
+    terms.flips = int((valid & (least_value < 2.0**-50)).sum())
+    terms.steady = steady
+    return terms
+
+
+def pair_terms(truth: Truth, pairs: Tensor, z: Tensor, size: Tensor) -> Terms:
+    """[z]₊ of the pairs, z = ±d plus something of the anchor, `size` that of its parts."""
+    terms = Terms(truth)
+    off = errors_of(truth) + truth.relative * (size - truth.distance)
+    kept = (pairs & (z > -off)).double()
+    flips = pairs & (z.abs() <= off) & (off > 0)
+    terms.value, terms.off, terms.size = (z.relu() * pairs).sum(1), (off * kept).sum(1), (size * kept).sum(1)
+    terms.slope, terms.wobble = (pairs & (z > 0)).double(), flips.double()
+    terms.nonzero, terms.flips, terms.always_nonzero = int(terms.slope.sum()), int(flips.sum()), True
+    return terms
+
+
+def terms_of(truth: Truth, call: ManyTuples, picks: tuple[Tensor, Tensor] | None, exact: bool) -> list[Terms]:
+    options, d = call.options, truth.distance
+    if call.function == "batch_all_loss":
+        soft = options["loss"] == "soft_margin"
+        return [triplet_terms(truth, 0.0 if soft else options["margin"], soft)]
+    if call.function == "semi_hard_loss":
+        return [semi_hard_terms(truth, options["margin"], exact)]
+    if call.function == "multi_similarity_loss":
+        return [multi_similarity_terms(truth, options)]
+    positives, negatives = pairs_of(truth, call, picks)
+    if call.function == "contrastive_loss":
+        start, end = d.new_tensor(options["pos_margin"]), d.new_tensor(options["neg_margin"])
+        return [
+            pair_terms(truth, positives, d - start, d + start),
+            pair_terms(truth, negatives, end - d, d + end),
+        ]
+    assert call.beta is not None
+    beta = beta_of(call, truth.batch.compute_type()).double()
+    boundary, alpha = beta_by_anchor(truth.exact, beta)[:, None], options["alpha"]
+    size = d + boundary.abs() + alpha
+    pull, push = (
+        pair_terms(truth, positives, d - boundary + alpha, size),
+        pair_terms(truth, negatives, boundary - d + alpha, size),
+    )
+    for terms in (pull, push):
+        terms.nonzero = int(pull.slope.sum() + push.slope.sum())
+        terms.flips = int(pull.wobble.sum() + push.wobble.sum())
+    return [pull, push]
+
+
+def lengths_of_slopes(truth: Truth) -> list[tuple[Tensor, Tensor]]:
+    """By pair, for x and for y: the norm of the derivative of d, and how far rounding rows may move it."""
+    d = truth.distance
+    if truth.name != "cosine":
+        length = (d > 0).double() if truth.name == "euclidean" else 2 * d.sqrt()
+        return 2 * [(length, torch.zeros(()))]
+    norms = truth.x.norm(dim=1)[:, None], truth.y.norm(dim=1)[None]
+    pulls = (norms[0] > 0) & (norms[1] > 0)
+    per_norm = [torch.where(pulls, 1 / norm.where(norm > 0, 1), 0) for norm in norms]
+    return [((2 * d).sqrt() * each, truth.unit_error * each) for each in per_norm]
+
+
+class TupleTolerances:
+    """How far the loss, the gradients of rows, and that of β by anchor, may be off."""
+
+    def __init__(self, truth: Truth, groups: list[Terms], reduction: str) -> None:
+        size = len(truth.x)
+        cotangent = torch.full((size,), 1.5, dtype=torch.float64)
+        if reduction == "none":
+            cotangent = cotangent_of(cotangent).abs()
+        zeros = torch.zeros(size, dtype=torch.float64)
+        self.loss, self.loss_size, self.loss_slack = zeros.clone(), zeros.clone(), zeros.clone()
+        self.beta, self.beta_pull, self.beta_slack = zeros.clone(), zeros.clone(), zeros.clone()
+        sides = (len(truth.x), len(truth.y))
+        self.gradient, self.pull, self.slack = (
+            [torch.zeros(count, dtype=torch.float64) for count in sides] for _ in range(3)
+        )
+        self.uncertain = False  # whether the number of terms is
+        tiny = torch.finfo(truth.batch.compute_type()).smallest_normal
+        lengths = lengths_of_slopes(truth)
+        for terms in groups:
+            share, share_off = terms.share(reduction)
+            self.uncertain |= share_off > 0.5
+            more = 1 + share_off
+            self.loss += share * (terms.off * more + terms.value * share_off)
+            self.loss_slack += share * (terms.jump * more + terms.value * share_off)
+            self.loss_size += share * terms.size
+            weight = (cotangent * share)[:, None]
+            slope, wobble = weight * terms.slope, weight * (terms.wobble * more + terms.slope * share_off)
+            jump = wobble.where(~terms.steady, weight * terms.slope * share_off)
+            self.beta += (slope * truth.relative + wobble).sum(1)
+            self.beta_pull += slope.sum(1)
+            self.beta_slack += jump.sum(1)
+            for side, (length, moved) in enumerate(lengths):
+                allowed = (slope * truth.relative + wobble) * (length + moved) + slope * moved
+                allowed += weight * tiny * length * (terms.slope + terms.wobble > 0)
+                self.gradient[side] += allowed.sum(1 - side)
+                self.pull[side] += (slope * (length + moved)).sum(1 - side)
+                self.slack[side] += (jump * (length + moved)).sum(1 - side)
+        if truth.batch.ref_emb is None:
+            self.gradient, self.pull, self.slack = (
+                [part[0] + part[1]] for part in (self.gradient, self.pull, self.slack)
+            )
+        if reduction != "none":
+            self.loss, self.loss_size, self.loss_slack = (
+                part.sum() for part in (self.loss, self.loss_size, self.loss_slack)
+            )
+
+
+def check_no_worse_than_plain(
+    actual: Tensor,
+    plain: Callable[[bool], Tensor],
+    expected: Tensor,
+    size: Tensor,
+    slack: Tensor,
+    what: str,
+) -> None:
+    """The largest error at most twice that of a plain formulation, plus 4 ulp; `slack` is what may flip.
+
+    `plain` is the oracle in this type or, called with True, the same with distances out of products of rows.
+    """
+    if not actual.numel():
+        return
+    ulp = max(torch.finfo(actual.dtype).eps, torch.finfo(torch.float32).eps) * size.max()
+    error = ((actual.double() - expected).abs() - slack).max()
+    allowed = ulp * 4
+    for gram in (False, True):
+        if error > allowed:
+            off = (plain(gram).double() - expected).abs().nan_to_num(math.inf, math.inf).max()
+            allowed = max(allowed, 2 * off + 4 * ulp)
+    assert error <= allowed, f"{what}: off by {error:.3g}, the plain formulation allows {allowed:.3g}"
+
+
+def check_tuples(truth: Truth, call: ManyTuples, *reductions: str, exact: bool = False) -> None:
+    """All promises about the loss and the gradients of an objective; `exact`: no key of a scan is rounded."""
+    assert truth.name == call.distance
+    picks = picks_of(truth.batch, call)
+    groups = terms_of(truth, call, picks, exact)
+    for reduction in reductions or REDUCTIONS:
+        check_reduced(truth, call.but(reduction=reduction), picks, groups)
+
+
+def check_reduced(
+    truth: Truth, call: ManyTuples, picks: tuple[Tensor, Tensor] | None, groups: list[Terms]
+) -> None:
+    batch = truth.batch
+    what = f"{call} {tuple(batch.emb.shape)} {batch.emb.dtype}"
+    loss, gradients, active = run_tuples(batch, call)
+    compute_type = batch.compute_type()
+    expected, right, expected_active = plain_tuples(truth.exact, call, picks, compute_type, gram=False)
+    assert (loss.dtype, loss.shape) == (compute_type, expected.shape), what
+    given = [batch.emb, *([] if batch.ref_emb is None else [batch.ref_emb])]
+    given += [call.beta] if isinstance(call.beta, Tensor) else []
+    for gradient, like in zip(gradients, given, strict=True):
+        assert (gradient.dtype, gradient.shape) == (like.dtype, like.shape), what
+
+    allowed = TupleTolerances(truth, groups, call.options["reduction"])
+    if active is not None and expected_active is not None:
+        assert (active.dtype, active.shape) == (torch.int64, ()), what
+        assert abs(int(active) - int(expected_active)) <= groups[0].flips, f"active triplets of {what}"
+    if allowed.uncertain:
+        return
+    kind = torch.finfo(compute_type)
+    # In float64 the judge, which adds up one after the other, rounds more.
+    rounding = 2 * kind.eps if compute_type == torch.float32 else 4 * truth.relative
+    tolerance = allowed.loss + rounding * expected.abs() + kind.smallest_normal * (allowed.loss_size > 0)
+    assert_within(loss, expected, tolerance, f"loss of {what}")
+    sizes = [*zip(allowed.gradient, allowed.pull, allowed.slack, strict=True)]
+    if isinstance(call.beta, Tensor):
+        exact_labels = truth.exact
+        by_anchor = [
+            torch.zeros(call.beta.numel(), dtype=torch.float64).index_add_(
+                0,
+                beta_by_anchor(exact_labels, torch.arange(call.beta.numel()).reshape(call.beta.shape)),
+                part,
+            )
+            for part in (allowed.beta, allowed.beta_pull, allowed.beta_slack)
+        ]
+        sizes.append(tuple(by_anchor))
+    names = ("emb", "beta") if batch.ref_emb is None else ("emb", "ref_emb", "beta")
+    for name, gradient, true, (tolerance, _, _) in zip(names, gradients, right, sizes, strict=False):
+        form = torch.finfo(gradient.dtype)
+        rounding = form.eps * true.abs() + form.smallest_normal * form.eps
+        room = tolerance[:, None] if gradient.dim() == 2 else tolerance.reshape(gradient.shape)
+        assert_within(gradient, true, room + rounding * (room > 0), f"gradient of {name} of {what}")
+
+    if compute_type == torch.float32:  # in float64 the plain formulation is the judge itself
+
+        @cache
+        def plain(gram: bool) -> list[Tensor]:
+            value, slopes, _ = plain_tuples(batch.plain(), call, picks, compute_type, gram)
+            return [value, *slopes]
+
+        check_no_worse_than_plain(
+            loss,
+            lambda gram: plain(gram)[0],
+            expected,
+            allowed.loss_size,
+            allowed.loss_slack,
+            f"loss of {what}",
+        )
+        for i, (name, gradient, true, (_, pull, slack)) in enumerate(
+            zip(names, gradients, right, sizes, strict=False), 1
+        ):
+            room = slack[:, None] if gradient.dim() == 2 else slack.reshape(gradient.shape)
+            check_no_worse_than_plain(
+                gradient, lambda gram, i=i: plain(gram)[i], true, pull, room, f"gradient of {name} of {what}"
+            )

@@ -28,6 +28,7 @@ from helpers import (
     Truth,
     bits,
     check,
+    check_drawn,
     check_poisoned,
     labels_of,
     laid_out,
@@ -39,6 +40,7 @@ from helpers import (
     run_loss,
 )
 from hypothesis import strategies as st
+from scipy.stats import chisquare
 from torch import Tensor
 
 import tripletops as T
@@ -619,6 +621,103 @@ def test_seeds():
     T.batch_hard_loss(batch.emb, batch.labels)
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(generator.get_state(), state)
+
+
+# Draws by distance
+
+
+def drawn(batch: Batch, seed: int | None = None, **options) -> Tensor:
+    given = batch.options() | ({} if seed is None else {"seed": seed})
+    return T.mine(
+        batch.emb, batch.labels, positive="random", negative="distance", **given, **options
+    ).negative
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_cutoffs_of_draws(dtype):
+    for count, width, candidates in ((97, 1, None), (100, 3, None), (40, 16, 130), (130, 64, None)):
+        batch = random_batch(count, width, candidates, classes=7, dtype=dtype)
+        centre = batch.emb[::3].float().mean(0)
+        batch.emb[::4] = (centre + 0.2 * batch.emb[::4].float()).to(dtype)  # some nearer than the cutoff
+        truth = Truth(batch, "cosine")
+        for cutoff, limit in product((0.5, 1e-3, 1.2, 5.0), (1.4, None, 0.9, 0.1)):
+            check_drawn(truth, drawn(batch, cutoff=cutoff, nonzero_loss_cutoff=limit), cutoff, limit)
+
+
+def test_draws_are_the_oracles():
+    """float64 keys of the kernels and of the oracle differ in the last digits only: no draw does."""
+    for count, width in ((40, 1), (97, 2), (193, 8), (150, 128)):
+        batch = random_batch(count, width, classes=9, dtype=torch.float64)
+        truth = Truth(batch, "cosine")
+        assert torch.equal(drawn(batch), oracle_picks(truth, "random", "distance")[1])
+        half = random_batch(count, width, classes=9).to(torch.float16)
+        expected = oracle_picks(Truth(half, "cosine"), "random", "distance")[1]
+        assert (drawn(half) != expected).sum() <= 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_draws_do_not_depend_on_the_distance(dtype):
+    for candidates in (None, 131):
+        batch = random_batch(120, 17, candidates, classes=6, dtype=dtype)
+        assert batch.emb.norm(dim=1).std() > 0.1
+        euclidean, squared, cosine = (drawn(batch, distance=distance) for distance in DISTANCES)
+        assert torch.equal(euclidean, squared)
+        assert torch.equal(euclidean, cosine)
+
+
+def test_without_weights_draws_are_uniform():
+    for count, width, candidates in ((100, 8, None), (33, 40, 130)):
+        batch = random_batch(count, width, candidates, classes=4)
+        uniform = mined(batch, "random", "random", "euclidean").negative
+        # From 2 on d reaches nothing; below the cutoff nothing is reached either.
+        for cutoff, limit in ((0.5, 1e-3), (0.5, 0.5), (2.5, 2.0)):
+            assert torch.equal(drawn(batch, cutoff=cutoff, nonzero_loss_cutoff=limit), uniform)
+        assert not torch.equal(drawn(batch), uniform)
+    # Orthogonal rows are at √2 from each other, beyond the limit of 1.4.
+    batch = Batch(torch.eye(100), torch.arange(100) % 5)
+    assert torch.equal(drawn(batch), mined(batch, "random", "random", "euclidean").negative)
+
+
+def test_draws_in_many_dimensions():
+    """Weights as far apart as e^(±300) neither overflow nor leave one candidate to all seeds or anchors."""
+    generator = torch.Generator().manual_seed(12)
+    for dtype in (torch.float16, torch.float32, torch.float64):
+        centre = torch.randn(512, generator=generator)
+        emb = (torch.randn(120, 512, generator=generator) + 0.7 * centre).to(dtype)
+        batch = Batch(emb, labels_of(120, 6, generator))
+        for limit in (1.4, None):
+            negative = drawn(batch, nonzero_loss_cutoff=limit)
+            check_drawn(Truth(batch, "cosine"), negative, limit=limit)
+            assert len(negative.unique()) > 20
+        # At one distance all weights are equal.
+        batch = Batch(torch.eye(512)[:120].to(dtype) + 0.2, labels_of(120, 6, generator))
+        assert len(torch.stack([drawn(batch, seed) for seed in range(40)])[:, 0].unique()) > 15
+
+
+@pytest.mark.parametrize("width", [2, 3, 8, 32])
+def test_draws_follow_the_weights(width):
+    """One anchor, negatives at chosen distances: chi-square of 4000 draws against the exact weights."""
+    distances = torch.tensor([0.2, 0.5, 0.8, 1.0, 1.1, 1.2, 1.3, 1.5], dtype=torch.float64)
+    cosines = 1 - distances.square() / 2
+    rows = torch.zeros(len(distances) + 1, width, dtype=torch.float64)
+    rows[1:, 0], rows[1:, 1] = cosines, (1 - cosines.square()).sqrt()
+    rows[0, 0] = 1.0
+    draws = 4000
+    emb = rows[:1].expand(draws, width).float()  # every anchor draws for itself
+    batch = Batch(emb, torch.zeros(draws, dtype=torch.int64), rows.float() * 3, torch.arange(9).clamp(max=1))
+    for cutoff, limit in ((0.5, 1.4), (0.9, None)):
+        counts = drawn(batch, 3, cutoff=cutoff, nonzero_loss_cutoff=limit).bincount(minlength=9)[1:]
+        d = distances.clamp(min=cutoff)
+        log_weight = (2 - width) * d.log() - (width - 3) / 2 * (1 - d.square() / 4).log()
+        if limit is not None:
+            log_weight[d >= limit] = -math.inf
+        expected = draws * log_weight.softmax(0)
+        assert not counts[expected == 0].any()
+        often = expected > 5
+        observed = torch.cat([counts[often], counts[~often].sum()[None]]).double()
+        wanted = torch.cat([expected[often], expected[~often].sum()[None]])
+        observed, wanted = observed[wanted > 0], wanted[wanted > 0]
+        assert chisquare(observed.numpy(), wanted.numpy()).pvalue > 1e-3
 
 
 # Repetition, threads, forks
