@@ -40,6 +40,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import tripletops as T
+from tripletops import reference
 
 PAIR_RULES = [
     (positive, negative)
@@ -575,6 +576,20 @@ def test_huge_and_tiny_rows(scale, distance):
         batch = random_batch(60, 24, candidates, classes=6)
         ref_emb = None if batch.ref_emb is None else batch.ref_emb * scale
         check_all(replace(batch, emb=batch.emb * scale, ref_emb=ref_emb), distance, "mean")
+
+
+@pytest.mark.parametrize("loss", ["margin", "soft_margin"])
+def test_terms_whose_sum_leaves_the_type(loss):
+    emb = torch.zeros(100, 1)
+    emb[1] = 1e19
+    labels = torch.cat([torch.zeros(2, dtype=torch.int64), torch.arange(98) // 49 + 1])
+    # Row 0 has its positive at 1e38 and 98 negatives at 0: their mean fits float32, their sum does not.
+    found = T.batch_all_loss(emb, labels, loss=loss, distance="sqeuclidean")
+    expected, _ = reference.batch_all_loss(emb.double(), labels, loss=loss, distance="sqeuclidean")
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=0)
+    found = T.contrastive_loss(emb, labels, neg_margin=9e37, distance="sqeuclidean")
+    expected = reference.contrastive_loss(emb.double(), labels, neg_margin=9e37, distance="sqeuclidean")
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("distance", ["euclidean", "cosine"])

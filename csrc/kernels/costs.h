@@ -9,6 +9,8 @@
 namespace tripletops {
 namespace {
 
+// Rows are summed up as this share of their terms, any of which may be the largest number that T holds.
+constexpr double kRoom = 0x1p-8;
 constexpr int64_t kFew =
     8;  // up to as many thresholds are compared one by one, among more a distance is ranked
 
@@ -55,12 +57,12 @@ TRIPLETOPS_INLINE void add_hinges(const Costs<T>& costs, int32_t anchor, const T
       Vector<T> sum = {}, hits = {};
       for (int c = 0; c < kBlockRows; c += kLanes<T>) {
         const Vector<T> below = broadcast<T>(threshold[k]) - load_vector<T>(distances + c);
-        sum += below > 0 ? below : Vector<T>{};
+        sum = multiply_add(below > 0 ? below : Vector<T>{}, broadcast<T>(T(kRoom)), sum);
         hits += ones_where_above<T>(below, Vector<T>{});
       }
       const double hit = sum_lanes<T>(hits);
       if (hit == 0) break;
-      loss += sum_lanes<T>(sum), active += hit;
+      loss += sum_lanes<T>(sum) / kRoom, active += hit;
     }
   } else {
     // The thresholds' part of the loss comes of `hits`, when all negatives have been counted.
@@ -113,18 +115,17 @@ TRIPLETOPS_INLINE void add_soft(const Costs<T>& costs, int32_t anchor, const T* 
   double loss = 0;
   for (int c = 0; c < kBlockRows; c += kLanes<T>) {
     const Vector<T> distance = load_vector<T>(distances + c);
-    Vector<T> sum = {};
     for (int64_t first = begin; first < end; first += group) {
+      Vector<T> whole = {};
       Vector<T> excess = {};  // the product of the factors less 1, which keeps the digits of small terms
       for (int64_t k = first; k < end && k < first + group; ++k) {
         const Vector<T> z = broadcast<T>(costs.threshold[k]) - distance;
         const Vector<T> e = exp_of_minus_size<T>(z);
-        sum += z > 0 ? z : Vector<T>{};
+        whole = multiply_add(z > 0 ? z : Vector<T>{}, broadcast<T>(T(kRoom)), whole);
         excess = multiply_add(excess, e, excess + e);
       }
-      sum += log_of_one_plus<T>(excess);
+      loss += sum_lanes<T>(whole) / kRoom + sum_lanes<T>(log_of_one_plus<T>(excess));
     }
-    loss += sum_lanes<T>(sum);
   }
   costs.loss[anchor] += loss;
 }
