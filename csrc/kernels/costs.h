@@ -11,8 +11,8 @@ namespace {
 
 // Rows are summed up as this share of their terms, any of which may be the largest number that T holds.
 constexpr double kRoom = 0x1p-8;
-constexpr int64_t kFew =
-    8;  // up to as many thresholds are compared one by one, among more a distance is ranked
+// Up to as many thresholds are compared one by one, among more of them a distance is ranked.
+constexpr int64_t kFew = 8;
 
 template <class T>
 TRIPLETOPS_INLINE Vector<T> ones_where_above(Vector<T> a, Vector<T> b) {
