@@ -52,9 +52,8 @@ struct Mining : Prepared<T> {
     const int64_t length = classes.anchors.count + kPadding;
     std::vector<Picks<T>> picks;
     for (int worker = 0; worker < pool.threads; ++worker) {
-      picks.push_back({scratch.template take<T>(length), scratch.template take<int32_t>(length)});
-      std::fill(picks.back().key, picks.back().key + length, std::numeric_limits<T>::max());
-      std::fill(picks.back().index, picks.back().index + length, kNobody);
+      picks.push_back(
+          {scratch.filled(length, std::numeric_limits<T>::max()), scratch.filled(length, kNobody)});
     }
     return picks;
   }
@@ -228,17 +227,16 @@ struct Mining : Prepared<T> {
     draws.anchor_index = classes.anchors.index;
     draws.candidate_index = classes.candidates.index;
     draws.picks = picks;
-    std::vector<T*> blocks, transposes;
-    for (int worker = 0; worker < pool.threads; ++worker)
-      blocks.push_back(unit_rows.take_block()), transposes.push_back(unit_rows.take_block());
-    unit_rows.visit_blocks([&](int32_t row, int32_t column, int worker) {
-      T *block = blocks[worker], *transposed = transposes[worker];
-      if (!unit_rows.load_block(row, column, nullptr, block, nullptr)) return;
+    std::vector<T*> blocks;
+    for (int worker = 0; worker < pool.threads; ++worker) blocks.push_back(unit_rows.take_block());
+    const auto load = [&](int32_t row, int32_t column, int worker) -> const T* {
+      T* block = blocks[size_t(worker)];
+      if (!unit_rows.load_block(row, column, nullptr, block, nullptr)) return nullptr;
       kernels.to_log_weights(draws, block);
-      kernels.keep_draws(draws, row, unit_rows.rows_in_block(row, classes.anchors), column, block);
-      if (!unit_rows.serves_both(row, column)) return;
-      kernels.transpose(block, transposed);
-      kernels.keep_draws(draws, column, unit_rows.rows_in_block(column, classes.candidates), row, transposed);
+      return block;
+    };
+    unit_rows.visit_rows(load, [&](int32_t anchor, int32_t count, int32_t candidate, const T* block) {
+      kernels.keep_draws(draws, anchor, count, candidate, block);
     });
   }
 

@@ -101,11 +101,7 @@ struct Prepared {
     });
   }
 
-  const T* zeros() {
-    T* row = scratch.template take<T>(width);
-    std::fill(row, row + width, T(0));
-    return row;
-  }
+  const T* zeros() { return scratch.filled(width, T(0)); }
 
   const T* first_row() {
     const bool there = classes.candidates.count > 0;
@@ -134,8 +130,7 @@ struct Prepared {
   // Reads every row that is not ignored, once; then packs both sides, centred on the mean of all of them.
   bool prepare(bool wants_products, bool all_panels = false) {
     const bool cosine = distance == Distance::cosine;
-    double* sums = scratch.template take<double>(width);
-    std::fill(sums, sums + width, 0.0);
+    double* sums = scratch.filled(width, 0.0);
     double spread = 0;
     if (cosine) {
       candidate_units = scratch.template take<Normaliser>(batch.candidates.count);
@@ -172,14 +167,16 @@ struct Prepared {
     return true;
   }
 
+  // Row -> position; -1 where the row is ignored.
+  const int32_t* positions(const Order& order, int64_t rows) {
+    int32_t* position = scratch.filled(rows, int32_t(-1));
+    for (int32_t i = 0; i < order.count; ++i) position[order.index[i]] = i;
+    return position;
+  }
+
   void place_self() {
     const Order &anchors = classes.anchors, &candidates = classes.candidates;
-    int32_t* position_of = nullptr;  // candidate row -> position
-    if (batch.self_index) {
-      position_of = scratch.template take<int32_t>(batch.candidates.count);
-      std::fill(position_of, position_of + batch.candidates.count, -1);
-      for (int32_t c = 0; c < candidates.count; ++c) position_of[candidates.index[c]] = c;
-    }
+    const int32_t* position_of = batch.self_index ? positions(candidates, batch.candidates.count) : nullptr;
     int32_t* self = scratch.template take<int32_t>(anchors.count + kPadding);
     for (int32_t a = 0; a < anchors.count + kPadding; ++a) {
       self[a] = -1;
@@ -248,6 +245,23 @@ struct Prepared {
       for_each_pair_of_blocks(pool, blocks(classes.anchors), at);
     else
       for_each_pair_of_blocks(pool, blocks(classes.anchors), blocks(classes.candidates), at);
+  }
+
+  // Calls use(anchor, count, candidate, block) with every block that load(row, column, worker) returns, null
+  // where there is nothing to use: `count` rows of it, one for each anchor, a column for each candidate. Then
+  // with its transpose, where that is not visited by itself.
+  template <class Load, class Use>
+  void visit_rows(const Load& load, const Use& use) {
+    std::vector<T*> transposes;
+    for (int worker = 0; worker < pool.threads; ++worker) transposes.push_back(take_block());
+    visit_blocks([&](int32_t row, int32_t column, int worker) {
+      const T* block = load(row, column, worker);
+      if (!block) return;
+      use(row, rows_in_block(row, classes.anchors), column, block);
+      if (!serves_both(row, column)) return;
+      kernels.transpose(block, transposes[size_t(worker)]);
+      use(column, rows_in_block(column, classes.candidates), row, transposes[size_t(worker)]);
+    });
   }
 
   // The half squared distances of negatives; infinite where a pair is none. False where the block holds no

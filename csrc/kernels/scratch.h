@@ -36,6 +36,13 @@ class Scratch {
     return reinterpret_cast<T*>(memory);
   }
 
+  template <class T>
+  T* filled(int64_t count, T value) {
+    T* values = take<T>(count);
+    for (int64_t i = 0; i < count; ++i) values[i] = value;
+    return values;
+  }
+
  private:
   static constexpr size_t kAlignment = 64, kBlock = 1 << 19;  // smaller requests share a block
 

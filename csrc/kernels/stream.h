@@ -41,9 +41,7 @@ struct Streamed : Prepared<T> {
 
   template <class V>
   V* by_anchor(V value) {
-    V* values = scratch.template take<V>(anchors() + kPadding);
-    std::fill(values, values + anchors() + kPadding, value);
-    return values;
+    return scratch.filled(anchors() + kPadding, value);
   }
 
   // The half squared distance below which a negative can matter to each anchor; null: always.
@@ -77,13 +75,12 @@ struct Streamed : Prepared<T> {
 
   void stream_costs(const Costs<T>& costs) {
     const T* reach = reach_of(costs);
-    this->visit_blocks([&](int32_t row, int32_t column, int i) {
+    const auto load = [&](int32_t row, int32_t column, int i) -> const T* {
       Worker& worker = workers[size_t(i)];
-      if (!load_distances(row, column, reach, worker)) return;
-      kernels.add_costs(costs, row, this->rows_in_block(row, classes.anchors), worker.distances);
-      if (!this->serves_both(row, column)) return;
-      kernels.transpose(worker.distances, worker.transposed);
-      kernels.add_costs(costs, column, this->rows_in_block(column, classes.candidates), worker.transposed);
+      return load_distances(row, column, reach, worker) ? worker.distances : nullptr;
+    };
+    this->visit_rows(load, [&](int32_t anchor, int32_t count, int32_t, const T* distances) {
+      kernels.add_costs(costs, anchor, count, distances);
     });
   }
 

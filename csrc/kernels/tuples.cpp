@@ -110,13 +110,6 @@ struct ManyTuples : Streamed<T> {
     return begin;
   }
 
-  template <class V>
-  V* list(int64_t count, V value) {
-    V* values = scratch.template take<V>(count);
-    std::fill(values, values + count, value);
-    return values;
-  }
-
   // Every triplet: a positive makes a threshold for the anchor's negatives.
 
   T threshold_of(T d_ap) const { return is(Tuples::batch_all) ? d_ap + T(parameters[0]) : d_ap; }
@@ -140,7 +133,7 @@ struct ManyTuples : Streamed<T> {
       if (begin[a] < begin[a + 1]) limit[a] = threshold[begin[a + 1] - 1];
     costs.kind = Cost::hinge;
     costs.begin = begin, costs.threshold = threshold, costs.limit = limit;
-    costs.hits = list(begin[anchors()], int32_t(0));
+    costs.hits = scratch.filled(begin[anchors()], int32_t(0));
   }
 
   // A negative counts against the threshold it lies below and against all larger ones.
@@ -290,7 +283,7 @@ struct ManyTuples : Streamed<T> {
     const int64_t* begin = positive_lists();
     const int64_t pairs = begin[anchors()];
     constexpr T none = std::numeric_limits<T>::max();
-    SemiHard found = {begin, scratch.template take<int32_t>(pairs), list(pairs, kNobody),
+    SemiHard found = {begin, scratch.template take<int32_t>(pairs), scratch.filled(pairs, kNobody),
                       scratch.template take<T>(pairs), scratch.template take<T>(pairs)};
     Floors<T> floors;
     T* keys = positive_keys(begin);
@@ -315,17 +308,14 @@ struct ManyTuples : Streamed<T> {
     });
     floors.begin = begin;
     floors.floor = keys;
-    floors.beyond = {list(pairs, none), found.negative};
+    floors.beyond = {scratch.filled(pairs, none), found.negative};
     floors.farthest = {by_anchor(none), by_anchor(kNobody)};
-    this->visit_blocks([&](int32_t row, int32_t column, int i) {
-      const auto& worker = workers[size_t(i)];
-      if (!this->load_block(row, column, nullptr, worker.distances, nullptr)) return;
-      kernels.keep_beyond(floors, row, this->rows_in_block(row, classes.anchors), worker.distances,
-                          classes.candidates.index + column);
-      if (!this->serves_both(row, column)) return;
-      kernels.transpose(worker.distances, worker.transposed);
-      kernels.keep_beyond(floors, column, this->rows_in_block(column, classes.candidates), worker.transposed,
-                          classes.anchors.index + row);
+    const auto load = [&](int32_t row, int32_t column, int worker) -> const T* {
+      T* block = workers[size_t(worker)].distances;
+      return this->load_block(row, column, nullptr, block, nullptr) ? block : nullptr;
+    };
+    this->visit_rows(load, [&](int32_t anchor, int32_t count, int32_t candidate, const T* half) {
+      kernels.keep_beyond(floors, anchor, count, half, classes.candidates.index + candidate);
     });
     for_each_anchor([&](int32_t a, T* rows) {
       if (begin[a] < begin[a + 1]) settle_semi_hard(found, floors, a, rows);
@@ -450,7 +440,7 @@ struct ManyTuples : Streamed<T> {
         costs.nearest[a] = state.nearest[row_of(a)];
       }
       costs.weight = weight, costs.log_sum = log_sum;
-      if (costs.kind == Cost::soft) costs.slope = list(costs.begin[anchors()], 0.0);
+      if (costs.kind == Cost::soft) costs.slope = scratch.filled(costs.begin[anchors()], 0.0);
       this->stream_weights(costs);
       if (costs.kind == Cost::hinge)
         for (int32_t a = 0; a < anchors(); ++a)
@@ -462,8 +452,8 @@ struct ManyTuples : Streamed<T> {
     SemiHard semi_hard = {};
     if (is(Tuples::semi_hard)) semi_hard = pick_semi_hard();
     const int64_t most = 2 * (semi_hard.begin ? semi_hard.begin[anchors()] : anchors());
-    int64_t* begin = list(batch.anchors.count, int64_t(0));
-    int64_t* end = list(batch.anchors.count, int64_t(0));
+    int64_t* begin = scratch.filled(batch.anchors.count, int64_t(0));
+    int64_t* end = scratch.filled(batch.anchors.count, int64_t(0));
     int32_t* candidate = scratch.template take<int32_t>(most);
     T *distances = scratch.template take<T>(most), *weights = scratch.template take<T>(most);
     int64_t pairs = 0;
@@ -493,9 +483,9 @@ struct ManyTuples : Streamed<T> {
     if (beta_gradient) differentiate_beta(grad, share, beta_gradient);
 
     const bool all_positives = !picks_positives() && !is(Tuples::semi_hard);
-    const int32_t* anchor_position = positions(classes.anchors, batch.anchors.count);
+    const int32_t* anchor_position = this->positions(classes.anchors, batch.anchors.count);
     const int32_t* candidate_position =
-        batch.self_mining ? anchor_position : positions(classes.candidates, batch.candidates.count);
+        batch.self_mining ? anchor_position : this->positions(classes.candidates, batch.candidates.count);
     const auto pull_rest = [&](bool is_anchor, int64_t row, int worker, T* gradient, const auto& pull) {
       const int32_t position = (is_anchor ? anchor_position : candidate_position)[row];
       if (position < 0) return;
@@ -537,12 +527,6 @@ struct ManyTuples : Streamed<T> {
       beta_gradient[row_of(a)] =
           T(grad(a) * (negatives * share.negative - positive_terms[a] * share.positive));
     }
-  }
-
-  const int32_t* positions(const Order& order, int64_t rows) {
-    int32_t* position = list(rows, int32_t(-1));
-    for (int32_t i = 0; i < order.count; ++i) position[order.index[i]] = i;
-    return position;
   }
 };
 
