@@ -123,6 +123,24 @@ def random_batch(
     return Batch(emb.to(dtype), labels, ref_emb.to(dtype), ref_labels, self_index, seed=seed)
 
 
+# Batches without any triplet. Blocks of the kernels hold 96 rows.
+ALONE = {
+    "no rows": Batch(torch.ones(0, 3), torch.ones(0, dtype=torch.int64)),
+    "one row": Batch(torch.ones(1, 3), torch.ones(1, dtype=torch.int64)),
+    "one class": replace(random_batch(120, 3), labels=torch.zeros(120, dtype=torch.int64)),
+    "all classes distinct": replace(random_batch(120, 3), labels=torch.arange(120)),
+    "no candidates": Batch(
+        torch.ones(4, 3), torch.arange(4) % 2, torch.ones(0, 3), torch.ones(0, dtype=torch.int64)
+    ),
+    "no anchors": random_batch(0, 3, 20),
+    "only itself": Batch(
+        torch.ones(2, 3), torch.arange(2), torch.ones(2, 3), torch.arange(2), torch.arange(2)
+    ),
+    "all ignored": replace(random_batch(20, 3), labels=torch.zeros(20, dtype=torch.int64), ignore_label=0),
+    "no dimension, one class": Batch(torch.ones(5, 0), torch.zeros(5, dtype=torch.int64)),
+}
+
+
 def mirrored(rows: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """`count` of the rows and their opposites, shuffled: their mean is 0, so that centring rounds nothing."""
     half = rows[torch.randint(len(rows), (count // 2,), generator=generator)]

@@ -15,6 +15,7 @@ import hypothesis
 import pytest
 import torch
 from helpers import (
+    ALONE,
     DISTANCES,
     DTYPES,
     LAYOUTS,
@@ -279,23 +280,6 @@ def test_labels_of_any_integer_type(dtype):
         assert bits(*mined(some, "hard", "hard", "cosine")) == bits(*mined(like, "hard", "hard", "cosine"))
     short = replace(batch, self_index=batch.self_index.to(torch.int32))
     assert bits(*mined(short, "easy", "semihard", "euclidean")) == expected
-
-
-ALONE = {
-    "no rows": Batch(torch.ones(0, 3), torch.ones(0, dtype=torch.int64)),
-    "one row": Batch(torch.ones(1, 3), torch.ones(1, dtype=torch.int64)),
-    "one class": replace(random_batch(40, 3), labels=torch.zeros(40, dtype=torch.int64)),
-    "all classes distinct": replace(random_batch(40, 3), labels=torch.arange(40)),
-    "no candidates": Batch(
-        torch.ones(4, 3), torch.arange(4) % 2, torch.ones(0, 3), torch.ones(0, dtype=torch.int64)
-    ),
-    "no anchors": random_batch(0, 3, 20),
-    "only itself": Batch(
-        torch.ones(2, 3), torch.arange(2), torch.ones(2, 3), torch.arange(2), torch.arange(2)
-    ),
-    "all ignored": replace(random_batch(20, 3), labels=torch.zeros(20, dtype=torch.int64), ignore_label=0),
-    "no dimension, one class": Batch(torch.ones(5, 0), torch.zeros(5, dtype=torch.int64)),
-}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

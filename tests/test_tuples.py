@@ -18,6 +18,7 @@ import hypothesis
 import pytest
 import torch
 from helpers import (
+    ALONE,
     DISTANCES,
     DTYPES,
     LAYOUTS,
@@ -640,23 +641,6 @@ def test_rows_nearer_to_each_other_than_a_product_can_tell(distance, spread):
 
 
 # Nothing to compare, and values that are not finite
-
-
-ALONE = {
-    "no rows": Batch(torch.ones(0, 3), torch.ones(0, dtype=torch.int64)),
-    "one row": Batch(torch.ones(1, 3), torch.ones(1, dtype=torch.int64)),
-    "one class": replace(random_batch(120, 3), labels=torch.zeros(120, dtype=torch.int64)),
-    "all classes distinct": replace(random_batch(120, 3), labels=torch.arange(120)),
-    "no candidates": Batch(
-        torch.ones(4, 3), torch.arange(4) % 2, torch.ones(0, 3), torch.ones(0, dtype=torch.int64)
-    ),
-    "no anchors": random_batch(0, 3, 20),
-    "only itself": Batch(
-        torch.ones(2, 3), torch.arange(2), torch.ones(2, 3), torch.arange(2), torch.arange(2)
-    ),
-    "all ignored": replace(random_batch(20, 3), labels=torch.zeros(20, dtype=torch.int64), ignore_label=0),
-    "no dimension, one class": Batch(torch.ones(5, 0), torch.zeros(5, dtype=torch.int64)),
-}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
