@@ -2,7 +2,8 @@
 # from changes. Needed beforehand: python3 (3.10 or newer, with its venv module and headers), make and g++.
 #
 #   make demo      the speed table, then a one-minute training on handwritten digits
-#   make test      the tests
+#   make test      the tests, then those of the GPU kernels in Triton's interpreter
+#   make test-gpu  the tests and the speed table on a GPU
 #   make lint      ruff, mypy and clang-format
 #   make bench     every row of both speed tables, core and dense (some ten minutes)
 #   make sanitize  the kernel tests under the address and undefined-behaviour sanitizers
@@ -24,16 +25,33 @@ CSRC := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.hpp' -o -name
 # What could leak in from the caller's shell: other Python environments, and compiler flags, of which -march=native
 # or -ffast-math would change what the kernels compute.
 unexport PYTHONPATH PYTHONHOME PYTHONSTARTUP VIRTUAL_ENV CONDA_PREFIX PIP_USER PIP_TARGET PIP_PREFIX
-unexport CFLAGS CXXFLAGS CPPFLAGS LDFLAGS TRIPLETOPS_SANITIZE
+unexport CFLAGS CXXFLAGS CPPFLAGS LDFLAGS TRIPLETOPS_SANITIZE TRITON_INTERPRET
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: demo test lint bench sanitize clean
+.PHONY: demo test test-gpu lint bench sanitize clean
 
 demo: $(BUILT)
 	@$(PY) -m train_ref.demo
 
+# Triton asks for the interpreter when it is imported, so a process either interprets kernels or compiles them.
 test: $(BUILT)
 	@$(PY) -m pytest
+	@TRITON_INTERPRET=1 TRIPLETOPS_BACKEND=triton $(PY) -m pytest tests/interpreter
+
+# PyPI's torch is a CUDA build, and so is the one in .venv, unless the package index offers a CPU build. Where that is
+# so, or the GPU is AMD's, use an environment that has the right torch and in which `pip install -e '.[test]'` was run:
+#   make test-gpu GPU_PYTHON="$(which python)"
+# The tests ask for deterministic algorithms, and cuBLAS has some only with a workspace of fixed size.
+GPU_PYTHON ?= $(PY)
+FIND_GPU := import sys, torch; found = torch.cuda.is_available(); \
+  found or print("No GPU here that torch", torch.__version__, "could use: nothing was run"); sys.exit(found)
+GPU_TESTS := tests/interpreter $(patsubst %,tests/test_%.py,triplet tuples nn errors)
+
+test-gpu: $(if $(filter $(PY),$(GPU_PYTHON)),$(BUILT))
+	@if ! $(GPU_PYTHON) -c '$(FIND_GPU)'; then \
+	  TRIPLETOPS_TEST_DEVICE=cuda CUBLAS_WORKSPACE_CONFIG=:4096:8 $(GPU_PYTHON) -m pytest $(GPU_TESTS); \
+	  $(GPU_PYTHON) -m bench core --device cuda; \
+	fi
 
 lint: $(BUILT) $(LINTERS)
 	ruff check .

@@ -11,25 +11,35 @@ mean of all rows that are not ignored was taken away, and all of it 2⁻²⁹ ti
 Losses and gradients are compared for the picks that were made, so a pick within the bound cannot blur them.
 Objectives over many tuples are compared as a whole: where rounding may decide whether a term counts, or which
 negative is meant, the difference that makes is allowed on top.
+
+Batches and the oracle are on the CPU; what is on trial may run elsewhere, on the device which the environment
+variable TRIPLETOPS_TEST_DEVICE names.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, wraps
 from itertools import product
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
-import tripletops as T
+import tripletops
 from tripletops import reference
+from tripletops.backends import FORCED
+
+DEVICE = torch.device(os.environ.get("TRIPLETOPS_TEST_DEVICE") or "cpu")
+# Objectives over many tuples are judged by the plain formulation, which therefore cannot be on trial itself.
+KERNELS = "cpu" if FORCED == "reference" else None
 
 POSITIVES = ("hard", "easy", "random")
 NEGATIVES = ("hard", "semihard", "easy", "random", "distance")
@@ -47,6 +57,41 @@ CUTOFF, LIMIT = 0.5, 1.4  # of negative="distance", where nothing else is said
 
 RELATIVE = 1e-5
 PICK = 2.0**-21
+
+
+class Moved(torch.autograd.Function):
+    """A tensor on DEVICE, in the same places of its memory; `Tensor.to` would close the gaps."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        if not tensor.numel():
+            return tensor.to(DEVICE)
+        shape, strides, offset = tensor.shape, tensor.stride(), tensor.storage_offset()
+        end = offset + 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+        return tensor.as_strided((end,), (1,), 0).to(DEVICE).as_strided(shape, strides, offset)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad.cpu()
+
+
+class Public:
+    """tripletops, its functions run on DEVICE: tensors go there, and results come back."""
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(tripletops, name)
+        if torch.device("cpu") == DEVICE:
+            return function
+
+        @wraps(function)
+        def call(*given: Any, **options: Any) -> Any:
+            given, options = tree_map_only(Tensor, Moved.apply, (given, options))
+            return tree_map_only(Tensor, Tensor.cpu, function(*given, **options))
+
+        return call
+
+
+T = Public()
 
 
 @dataclass(frozen=True, eq=False)
@@ -291,7 +336,7 @@ def check_first_of_equals(truth: Truth, eligible: Tensor, pick: Tensor, what: st
     assert not earlier.any(), f"{what}: an earlier candidate is just as far"
 
 
-def check_mined(truth: Truth, positive: str, negative: str, triplets: T.Triplets) -> None:
+def check_mined(truth: Truth, positive: str, negative: str, triplets: tripletops.Triplets) -> None:
     anchor, p, n, d_ap, d_an = triplets
     batch, size = truth.batch, len(truth.x)
     assert torch.equal(anchor, torch.arange(size))
@@ -526,7 +571,7 @@ class Tolerances:
 
 
 def check_loss(
-    truth: Truth, triplets: T.Triplets, positive: str, negative: str, objective: Objective
+    truth: Truth, triplets: tripletops.Triplets, positive: str, negative: str, objective: Objective
 ) -> None:
     batch, p, n = truth.batch, triplets.positive, triplets.negative
     what = f"{positive}+{negative} {objective} {tuple(batch.emb.shape)} {batch.emb.dtype}"
@@ -561,13 +606,13 @@ def check_loss(
             check_twice_plain(gradient, plain_gradient, right, pull, f"gradient of {what}")
 
 
-def mined(batch: Batch, positive: str, negative: str, distance: str) -> T.Triplets:
+def mined(batch: Batch, positive: str, negative: str, distance: str) -> tripletops.Triplets:
     return T.mine(
         batch.emb, batch.labels, positive=positive, negative=negative, distance=distance, **batch.options()
     )
 
 
-def check(truth: Truth, positive: str, negative: str, *objectives: Objective) -> T.Triplets:
+def check(truth: Truth, positive: str, negative: str, *objectives: Objective) -> tripletops.Triplets:
     """All promises: of the picks, of the distances, and of each objective's loss and gradients."""
     triplets = mined(truth.batch, positive, negative, truth.name)
     check_mined(truth, positive, negative, triplets)
@@ -699,7 +744,7 @@ def run_tuples(batch: Batch, call: ManyTuples) -> tuple[Tensor, list[Tensor], Te
     if call.beta is not None:
         beta = [call.beta.detach().requires_grad_() if isinstance(call.beta, Tensor) else call.beta]
         inputs += [each for each in beta if isinstance(each, Tensor)]
-    extra: dict[str, Any] = {"backend": "cpu"}
+    extra: dict[str, Any] = {"backend": KERNELS}
     if call.function == "batch_all_loss":
         extra["return_active"] = True
     result = getattr(T, call.function)(batch.emb, batch.labels, *beta, **call.arguments(batch), **extra)
@@ -743,7 +788,7 @@ def picks_of(batch: Batch, call: ManyTuples) -> tuple[Tensor, Tensor] | None:
         return None
     words = {name: "hard" if options[name] == "all" else options[name] for name in ("positive", "negative")}
     mining = {name: options[name] for name in ("cutoff", "nonzero_loss_cutoff")}
-    mining |= {"distance": call.distance, "backend": "cpu"}
+    mining |= {"distance": call.distance, "backend": KERNELS}
     triplets = T.mine(batch.emb, batch.labels, **words, **mining, **batch.options())
     return triplets.positive, triplets.negative
 

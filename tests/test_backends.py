@@ -6,13 +6,18 @@ import os
 import subprocess
 import sys
 from importlib import import_module
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tripletops as T
+from tripletops import info
 from tripletops.backends import REGISTRY, cpu, resolve
 
 registry: Any = import_module("tripletops.backends")
@@ -26,9 +31,17 @@ emb, labels = torch.arange(24.0).reshape(6, 4).sin(), torch.arange(6) // 2
 """
 
 
+NO_TRITON = "the package triton is missing; `pip install triton`, or `pip install tripletops[gpu]`"
+NO_GPU = (
+    f"torch {torch.__version__} finds no GPU here (TRITON_INTERPRET=1 in the environment runs the kernels on "
+    "CPU tensors, slowly, for tests)"
+)
+
+
 def python(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run Python in a process of its own, with these environment variables and no others of ours."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TRIPLETOPS_")}
+    ours = ("TRIPLETOPS_", "TRITON_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     root = str(Path(T.__file__).parents[1])
     path = os.pathsep.join([root, *filter(None, [kept.get("PYTHONPATH")])])
     return subprocess.run(
@@ -54,16 +67,50 @@ def nothing_forced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "FORCED", None)
 
 
+@pytest.fixture
+def without_triton(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(registry, "_HAS_TRITON", False)
+    return NO_TRITON
+
+
+@pytest.fixture
+def without_gpu(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(registry, "_HAS_TRITON", True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    return NO_GPU
+
+
+@pytest.fixture
+def with_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_HAS_TRITON", True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+
+
+@pytest.fixture
+def gpu_batch() -> tuple[torch.Tensor, torch.Tensor]:
+    """Tensors that say they are on a GPU, and hold nothing."""
+    with FakeTensorMode():
+        return torch.empty(6, 4, device="cuda"), torch.empty(6, dtype=torch.int64, device="cuda")
+
+
 class TestBackends:
     def test_every_backend_is_told_of(self):
         told = T.backends()
         assert list(told) == ["cpu", "triton", "reference"]
         assert told["reference"] == "usable"
-        assert told["triton"] == "not part of this version of tripletops"
         assert all(isinstance(text, str) and text for text in told.values())
 
     def test_a_reason_is_told(self, without_kernels):
         assert T.backends()["cpu"] == without_kernels
+
+    def test_no_triton_is_told(self, without_triton):
+        assert T.backends()["triton"] == without_triton
+
+    def test_no_gpu_is_told(self, without_gpu):
+        assert T.backends()["triton"] == without_gpu
+
+    def test_a_gpu_is_usable(self, with_gpu):
+        assert T.backends()["triton"] == "usable"
 
     def test_the_answer_is_the_callers(self):
         T.backends().clear()
@@ -81,12 +128,12 @@ class TestResolve:
         assert resolve("cpu", CPU) == "cpu"
 
     @pytest.mark.parametrize("device", [CPU, CUDA], ids=str)
-    def test_reference_runs_anywhere_but_only_by_name(self, device, without_kernels):
+    def test_reference_runs_anywhere_but_only_by_name(self, device, without_kernels, without_gpu):
         assert resolve("reference", device) == "reference"
         with pytest.raises(RuntimeError, match="reference: usable with backend='reference', never picked"):
             resolve(None, device)
 
-    def test_refusal_lists_every_backend(self, without_kernels):
+    def test_refusal_lists_every_backend(self, without_kernels, without_gpu):
         for backend in ("cpu", None):
             with pytest.raises(RuntimeError) as caught:
                 resolve(backend, CPU)
@@ -95,21 +142,33 @@ class TestResolve:
             assert "cpu" in first
             assert reasons == [
                 f"  cpu: {without_kernels}",
-                "  triton: not part of this version of tripletops",
+                f"  triton: {without_gpu}",
                 "  reference: usable with backend='reference', never picked by itself",
             ]
 
     @needs_kernels
-    def test_refusal_for_another_device(self):
+    def test_refusal_for_another_device(self, without_triton):
         for backend in ("cpu", None):
             with pytest.raises(RuntimeError, match="cuda:0") as caught:
                 resolve(backend, CUDA)
             assert "cpu: reads cpu tensors, these are on cuda:0" in str(caught.value)
-            assert "triton: not part of this version" in str(caught.value)
+            assert f"triton: {without_triton}" in str(caught.value)
 
-    def test_triton_is_refused_by_name(self):
-        with pytest.raises(RuntimeError, match="backend='triton' cannot run"):
-            resolve("triton", CUDA)
+    @needs_kernels
+    def test_gpu_tensors(self, with_gpu):
+        assert resolve(None, CUDA) == "triton"
+        assert resolve("triton", CUDA) == "triton"
+        assert resolve(None, CPU) == "cpu"
+
+    def test_triton_is_refused_by_name(self, without_gpu):
+        for device in (CPU, CUDA):
+            with pytest.raises(RuntimeError, match="backend='triton' cannot run") as caught:
+                resolve("triton", device)
+            assert f"triton: {without_gpu}" in str(caught.value)
+
+    def test_triton_is_refused_where_it_is_usable_for_other_tensors(self, with_gpu):
+        with pytest.raises(RuntimeError, match="triton: reads cuda tensors, these are on cpu"):
+            resolve("triton", CPU)
 
     @pytest.mark.parametrize("word", ["gpu", "", "CPU", 1, ["cpu"]], ids=repr)
     def test_unknown_word(self, word):
@@ -122,7 +181,7 @@ class TestResolve:
         with pytest.raises(RuntimeError, match="cpu: usable with backend='cpu'"):
             resolve("triton", CPU)
 
-    def test_forced(self, monkeypatch):
+    def test_forced(self, monkeypatch, without_gpu):
         monkeypatch.setattr(registry, "FORCED", "reference")
         assert resolve(None, CPU) == "reference"
         monkeypatch.setattr(registry, "FORCED", "triton")
@@ -132,6 +191,19 @@ class TestResolve:
         monkeypatch.setattr(registry, "FORCED", "gpu")
         with pytest.raises(ValueError, match=r"TRIPLETOPS_BACKEND='gpu'.*'cpu', 'triton', 'reference'"):
             resolve(None, CPU)
+
+
+class TestGpuTensors:
+    @pytest.mark.parametrize("function", [T.batch_hard_loss, T.multi_similarity_loss])
+    def test_what_is_missing_is_named(self, function, gpu_batch, without_triton):
+        with pytest.raises(RuntimeError, match="no backend can run tensors on cuda:0") as caught:
+            function(*gpu_batch)
+        assert "pip install triton" in str(caught.value)
+
+    def test_triton_runs_them(self, gpu_batch, with_gpu):
+        """Tensors that hold nothing go all the way but for the kernels. (A gradient would need the GPU.)"""
+        loss = T.batch_hard_loss(*gpu_batch)
+        assert (loss.device, loss.shape) == (CUDA, ())
 
 
 class TestLoading:
@@ -225,6 +297,76 @@ class TestEnvironment:
         assert run.returncode == 0, run.stderr
 
 
+class TestTriton:
+    """In processes of their own, since what counts is settled by imports and by the environment."""
+
+    @pytest.fixture(autouse=True)
+    def installed(self) -> None:
+        if find_spec("triton") is None:
+            pytest.skip("triton is not installed")
+
+    def test_it_is_not_imported_before_it_is_needed(self):
+        text = """
+import sys, tripletops.info
+T.batch_hard_loss(emb.requires_grad_(), labels, backend="reference").backward()
+T.backends(), tripletops.info.report()
+assert not {"triton", "tripletops.backends.triton"} & sys.modules.keys()
+"""
+        run = python("-c", CALL + text)
+        assert run.returncode == 0, run.stderr
+
+    def test_nothing_breaks_where_it_is_missing(self):
+        text = """
+import sys
+sys.modules["triton"] = None
+import tripletops.info
+from tripletops.backends import resolve
+print(T.backends()["triton"])
+tripletops.info.report()
+try:
+    resolve(None, torch.device("cuda", 0))
+except RuntimeError as error:
+    print(error)
+"""
+        run = python("-c", text.replace("import tripletops.info", CALL + "import tripletops.info"))
+        assert run.returncode == 0, run.stderr
+        told, refusal, _, reason, _ = run.stdout.splitlines()
+        assert told == NO_TRITON
+        assert refusal == "no backend can run tensors on cuda:0 here"
+        assert reason == f"  triton: {NO_TRITON}"
+
+    @pytest.mark.parametrize("word", ["1", "ON"])
+    def test_the_interpreter_is_for_cpu_tensors_but_only_by_name(self, word):
+        text = """
+from tripletops.backends import resolve
+print(T.backends()["triton"], resolve("triton", emb.device), resolve("reference", emb.device))
+try:
+    print(resolve(None, emb.device))
+except RuntimeError as error:
+    print(error)
+"""
+        run = python("-c", CALL + text, TRITON_INTERPRET=word)
+        assert run.returncode == 0, run.stderr
+        told, *picked = run.stdout.splitlines()
+        assert told == "usable triton reference"
+        assert picked == ["cpu"] if USABLE else "usable with backend='triton', never picked" in run.stdout
+
+    def test_other_words_are_no(self):
+        run = python("-c", CALL + "T.batch_hard_loss(emb, labels, backend='triton')", TRITON_INTERPRET="0")
+        assert "RuntimeError: backend='triton' cannot run tensors on cpu here" in run.stderr
+
+    def test_a_whole_process(self):
+        text = """
+emb.requires_grad_()
+loss = T.batch_hard_loss(emb, labels, margin=5.0)
+loss.backward()
+expected = T.batch_hard_loss(emb.detach(), labels, margin=5.0, backend="reference")
+print(torch.allclose(loss, expected), emb.grad.any().item())
+"""
+        run = python("-c", CALL + text, TRITON_INTERPRET="1", TRIPLETOPS_BACKEND="triton")
+        assert run.stdout.split() == ["True", "True"], run.stderr
+
+
 class TestInfo:
     def test_page(self):
         run = python("-m", "tripletops.info", TRIPLETOPS_BACKEND="reference")
@@ -238,6 +380,37 @@ class TestInfo:
         assert f"instruction sets {', '.join(cpu.isa_variants()) or 'none'}" in lines
         assert "TRIPLETOPS_BACKEND reference" in lines
         assert "TRIPLETOPS_ISA not set" in lines
+        assert "TRITON_INTERPRET not set" in lines
+        assert "TRIPLETOPS_AUTOTUNE not set" in lines
+        assert f"triton {info.triton_version() or 'none'}" in lines
+        assert "interpreter off" in lines
+        assert f"GPU {', '.join(info.gpu() or ['none'])}" in lines
+
+    def test_interpreter(self):
+        run = python("-m", "tripletops.info", TRITON_INTERPRET="1")
+        lines = {" ".join(line.split()) for line in run.stdout.splitlines()}
+        assert {"interpreter on", "TRITON_INTERPRET 1"} <= lines
+
+    @pytest.mark.parametrize(("hip", "target"), [(None, "sm_90"), ("7.1", "gfx942")], ids=["NVIDIA", "AMD"])
+    def test_gpu(self, hip, target, with_gpu, monkeypatch):
+        properties = SimpleNamespace(name="Fast GPU", major=9, minor=0, gcnArchName="gfx942:sramecc+:xnack-")
+        monkeypatch.setattr(torch.version, "hip", hip)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+        assert info.gpu() == ("Fast GPU", target)
+        assert f"Fast GPU, {target}" in info.report()
+
+    def test_no_gpu(self, without_gpu):
+        assert info.gpu() is None
+
+    def test_gpu_kernels(self):
+        pytest.importorskip("triton")
+        assert {record.target for record in info.gpu_kernels()} == {"sm_80", "sm_90", "sm_100", "gfx942"}
+
+    def test_version_of_triton(self, monkeypatch):
+        assert info.triton_version() == (version("triton") if find_spec("triton") else None)
+        monkeypatch.setattr(info.metadata, "packages_distributions", dict)
+        assert info.triton_version() is None
 
     @needs_kernels
     def test_in_use(self):

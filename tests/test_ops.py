@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Iterator
 from functools import partial
+from importlib import import_module
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -157,7 +160,7 @@ def test_only_the_gradients_that_are_asked_for_are_computed_for_tuples(objective
 def test_both_autograd_routes_give_the_same_bits(loss, ref):
     given = (*arguments(ref=ref, distance=2), loss, 0, 0.2, 0.5)
     wanted = [tensor for tensor in (given[0], given[2]) if tensor is not None]
-    by_function = torch.autograd.grad(ops.triplet_loss(*given), wanted)
+    by_function = torch.autograd.grad(ops.triplet_loss("cpu", *given), wanted)
     by_op = torch.autograd.grad(FORWARD(*given)[0], wanted)
     for a, b in zip(by_function, by_op, strict=True):
         assert a.abs().sum() > 0
@@ -397,3 +400,104 @@ def test_self_index_out_of_range_is_harmless_in_the_kernel():
     picks, _ = MINE(*given)
     given[4] = torch.full((13,), -1)
     assert torch.equal(picks, MINE(*given)[0])
+
+
+TRITON = ops._OPS["triton"]
+
+
+@pytest.fixture
+def kernels(monkeypatch) -> SimpleNamespace:
+    """What triton's ops run: here the CPU kernels, since this is about what torch does around them."""
+    kernels = SimpleNamespace(**ops._OPS["cpu"]._asdict())
+    monkeypatch.setitem(sys.modules, "tripletops.backends.triton", kernels)
+    monkeypatch.setattr(import_module("tripletops.backends"), "triton", kernels, raising=False)
+    return kernels
+
+
+def doubled(backward):
+    return lambda *given: [gradient * 2 for gradient in backward(*given)]
+
+
+class TestTriton:
+    @pytest.mark.parametrize("name", ops._Ops._fields)
+    def test_same_signature(self, name):
+        cpu, triton = (getattr(handles, name) for handles in ops._OPS.values())
+        assert str(triton._schema) == str(cpu._schema).replace(f"::{name}", f"::triton_{name}")
+        assert set(triton.tags) - set(cpu.tags) == {torch.Tag.cudagraph_unsafe}
+
+    @pytest.mark.parametrize("name", ops._Ops._fields)
+    def test_for_tensors_on_a_gpu_and_for_the_interpreter(self, name):
+        for key in ("CUDA", "CPU"):
+            assert torch._C._dispatch_has_kernel_for_dispatch_key(f"tripletops::triton_{name}", key)
+
+    @pytest.mark.parametrize("ref", [False, True])
+    def test_opcheck(self, kernels, ref):
+        torch.library.opcheck(TRITON.mine, arguments(ref=ref, positive=1))
+        given = (*arguments(ref=ref), 0, 0, 0.2, 1.0)
+        torch.library.opcheck(TRITON.triplet_forward, given)
+        loss, picks, terms = TRITON.triplet_forward(*given)
+        emb, memory = (None if tensor is None else tensor.detach() for tensor in (given[0], given[2]))
+        grad = torch.ones_like(loss)
+        torch.library.opcheck(TRITON.triplet_backward, (grad, emb, memory, picks, terms, 0, True, ref))
+        given = tuples_arguments("beta_margin drawn", ref=ref)
+        torch.library.opcheck(TRITON.tuples_forward, given)
+        loss, *kept = TRITON.tuples_forward(*given)
+        backward = tuples_backward_arguments(given, torch.ones_like(loss), *kept, True, ref)
+        torch.library.opcheck(TRITON.tuples_backward, backward)
+
+    @pytest.mark.parametrize("route", ["function", "op", "compiled"])
+    def test_gradients(self, kernels, route):
+        """By every route the backward pass is triton's own."""
+        given = (*arguments(ref=True), 0, 0, 5.0, 1.0)
+        wanted = given[0], given[2]
+        expected = torch.autograd.grad(ops.triplet_loss("cpu", *given), wanted)
+        run = {
+            "function": partial(ops.triplet_loss, "triton"),
+            "op": lambda *given: TRITON.triplet_forward(*given)[0],
+            "compiled": torch.compile(partial(ops.triplet_loss, "triton"), fullgraph=True),
+        }[route]
+        loss = run(*given)
+        kernels.triplet_backward = doubled(BACKWARD)
+        for a, b in zip(torch.autograd.grad(loss, wanted), expected, strict=True):
+            assert a.any()
+            assert torch.equal(a, 2 * b)
+
+    @every_objective
+    def test_gradients_of_tuples(self, kernels, objective):
+        given = tuples_arguments(objective, ref=True)
+        wanted = [tensor for tensor in (given[0], given[2], given[-1]) if tensor is not None]
+        losses = [ops.tuples_loss(backend, *given)[0] for backend in ("cpu", "triton")]
+        kernels.tuples_backward = doubled(TUPLES_BACKWARD)
+        for a, b in zip(*(torch.autograd.grad(loss, wanted) for loss in losses), strict=True):
+            assert torch.equal(2 * a, b)
+
+    def test_tuples_compiled_without_a_graph_break(self, kernels):
+        given = tuples_arguments("contrastive")
+        compiled = torch.compile(partial(ops.tuples_loss, "triton"), fullgraph=True)
+        assert torch.equal(compiled(*given)[0], ops.tuples_loss("cpu", *given)[0])
+
+    def test_public_functions_compiled_without_a_graph_break(self, kernels, monkeypatch):
+        """The backend is picked while the program is traced."""
+        registry = import_module("tripletops.backends")
+        usable = registry.Backend("triton", "cpu", ("cpu",), registry._reference_why_not)
+        monkeypatch.setitem(registry.REGISTRY, "triton", usable)
+        picks = MINE(*arguments(positive=1))[0]
+        kernels.mine = lambda *given: (picks + 1, MINE(*given)[1])
+        emb, labels, *_ = arguments()
+        mine = partial(T.mine, positive="easy", negative="hard")
+        for backend, offset in (("cpu", 0), ("triton", 1)):
+            for run in (mine, torch.compile(mine, fullgraph=True)):
+                triplets = run(emb, labels, backend=backend)
+                assert torch.equal(torch.stack(triplets[1:3]), picks + offset)
+
+    def test_a_second_derivative_is_refused(self, kernels):
+        given = (*arguments(), 0, 0, 5.0, 1.0)
+        tuples = tuples_arguments("batch_all")
+        for emb, loss in (
+            (given[0], ops.triplet_loss("triton", *given)),
+            (given[0], TRITON.triplet_forward(*given)[0]),
+            (tuples[0], ops.tuples_loss("triton", *tuples)[0]),
+        ):
+            (gradient,) = torch.autograd.grad(loss, emb, create_graph=True)
+            with pytest.raises(RuntimeError, match="first order only"):
+                gradient.square().sum().backward()

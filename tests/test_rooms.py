@@ -2,7 +2,8 @@
 
 `nn → functional → ops → backends`; `reference` imports torch alone; `bench` and `train_ref` use the public
 surface only, and `reference` as a baseline; `ops` is the only user of `torch.library`, `ops.cpp` the only one
-of torch's headers.
+of torch's headers, `backends/triton` the only one of triton. That package is imported where it is needed: by
+functions, never as tripletops itself is.
 """
 
 from __future__ import annotations
@@ -17,10 +18,19 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
+TRITON = "tripletops.backends.triton"
+# The modules of that package, each of which may import those before it.
+TRITON_MODULES = ("tiles", "device", "kernels", "rows", "mining", "triplets", "tuples", "catalogue")
+
 # What each module of tripletops may import of tripletops. A new module has to find its place here.
 ALLOWED: dict[str, set[str]] = {
     "tripletops": {"tripletops.nn", "tripletops.functional", "tripletops.backends"},
-    "tripletops.info": {"tripletops", "tripletops.backends.cpu"},
+    "tripletops.info": {
+        "tripletops",
+        "tripletops.backends",
+        "tripletops.backends.cpu",
+        f"{TRITON}.catalogue",
+    },
     "tripletops.nn": {"tripletops.functional"},
     "tripletops.functional": {
         "tripletops._arguments",
@@ -29,11 +39,17 @@ ALLOWED: dict[str, set[str]] = {
         "tripletops.backends",
     },
     "tripletops._arguments": {"tripletops.ops"},
-    "tripletops.ops": {"tripletops.backends", "tripletops.backends.cpu"},
+    "tripletops.ops": {"tripletops.backends", "tripletops.backends.cpu", TRITON},
     "tripletops.backends": {"tripletops.backends.cpu"},
     "tripletops.backends.cpu": {"tripletops._kernels"},
+    TRITON: {f"{TRITON}.{module}" for module in TRITON_MODULES},
+    **{
+        f"{TRITON}.{module}": {f"{TRITON}.{earlier}" for earlier in TRITON_MODULES[:place]}
+        for place, module in enumerate(TRITON_MODULES)
+    },
     "tripletops.reference": set(),
 }
+PACKAGES = {"tripletops", "tripletops.backends", TRITON}
 OUTSIDE = ("bench", "train_ref")
 PUBLIC = {"tripletops", "tripletops.nn", "tripletops.info", "tripletops.reference"}
 TORCH_HEADER = re.compile(r'^\s*#\s*include\s*[<"](torch|ATen|c10|caffe2)/', re.MULTILINE)
@@ -44,11 +60,13 @@ def module_name(path: Path, root: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports(path: Path, root: Path) -> Iterator[str]:
-    """The full names of all modules that a file imports, at its top or anywhere inside."""
+def imports(path: Path, root: Path, at_once: bool = False) -> Iterator[str]:
+    """The full names of all modules that a file imports, at its top or anywhere inside; `at_once`: without
+    those that wait for a call or serve type checkers alone."""
     name = module_name(path, root)
     package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in run_at_import(tree) if at_once else ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -63,6 +81,20 @@ def imports(path: Path, root: Path) -> Iterator[str]:
                 yield file if is_module else base
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
             yield from (str(argument.value) for argument in node.args if isinstance(argument, ast.Constant))
+
+
+def run_at_import(node: ast.AST) -> Iterator[ast.AST]:
+    for child in ast.iter_child_nodes(node):
+        is_later = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) or (
+            isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"
+        )
+        if not is_later:
+            yield child
+            yield from run_at_import(child)
+
+
+def is_of_triton(module: str) -> bool:
+    return f"{module}.".startswith(f"{TRITON}.")
 
 
 def attributes(path: Path) -> set[str]:
@@ -85,8 +117,11 @@ def breaches(root: Path) -> list[str]:
                 allowed = imported in ALLOWED.get(name, set())
             else:
                 allowed = top == "torch" or top in sys.stdlib_module_names
+                allowed = allowed or (top == "triton" and is_of_triton(name))
             if not allowed:
                 found.append(f"{name} imports {imported}")
+        if not is_of_triton(name) and any(map(is_of_triton, imports(path, root, at_once=True))):
+            found.append(f"{name} imports {TRITON} at once")
         used = {*imports(path, root), *attributes(path)}
         if name != "tripletops.ops" and any(item.startswith("torch.library") for item in used):
             found.append(f"{name} uses torch.library")
@@ -153,6 +188,41 @@ def test_every_room_is_there():
             "tripletops.backends imports tripletops.ops",
         ),
         ("tripletops/backends/__init__.py", "import triton", "tripletops.backends imports triton"),
+        (
+            "tripletops/ops.py",
+            "def f():\n    import triton.language",
+            "tripletops.ops imports triton.language",
+        ),
+        (
+            "tripletops/ops.py",
+            "from tripletops.backends import triton",
+            "tripletops.ops imports tripletops.backends.triton at once",
+        ),
+        (
+            "tripletops/info.py",
+            "try:\n    import tripletops.backends.triton.catalogue\nexcept ImportError:\n    pass",
+            "tripletops.info imports tripletops.backends.triton at once",
+        ),
+        (
+            "tripletops/functional.py",
+            "def f():\n    from tripletops.backends import triton",
+            "tripletops.functional imports tripletops.backends.triton",
+        ),
+        (
+            "tripletops/backends/triton/tiles.py",
+            "from tripletops.backends.triton import kernels",
+            "tripletops.backends.triton.tiles imports tripletops.backends.triton.kernels",
+        ),
+        (
+            "tripletops/backends/triton/tuples.py",
+            "from tripletops.ops import LOSS",
+            "tripletops.backends.triton.tuples imports tripletops.ops",
+        ),
+        (
+            "tripletops/backends/triton/tuples.py",
+            "import numpy",
+            "tripletops.backends.triton.tuples imports numpy",
+        ),
         ("tripletops/reference.py", "import numpy", "tripletops.reference imports numpy"),
         (
             "tripletops/reference.py",
@@ -162,6 +232,11 @@ def test_every_room_is_there():
         ("tripletops/fast.py", "", "tripletops.fast has no place among the rooms"),
         ("bench/core.py", "from tripletops.ops import mine", "bench.core imports tripletops.ops"),
         ("bench/core.py", "from tripletops import _kernels", "bench.core imports tripletops._kernels"),
+        (
+            "bench/gpu_static.py",
+            "from tripletops.backends.triton import catalogue",
+            "bench.gpu_static imports tripletops.backends.triton.catalogue",
+        ),
         (
             "bench/core.py",
             "import torch\ntorch.ops.tripletops.mine()",
@@ -183,8 +258,7 @@ def test_every_room_is_there():
 def test_a_breach_is_found(tmp_path, file, source, breach):
     for name in ALLOWED:
         path = tmp_path.joinpath(*name.split("."))
-        is_package = name in ("tripletops", "tripletops.backends")
-        path = path / "__init__.py" if is_package else path.with_suffix(".py")
+        path = path / "__init__.py" if name in PACKAGES else path.with_suffix(".py")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     (tmp_path / "tripletops" / "_kernels.abi3.so").touch()
@@ -198,6 +272,10 @@ def test_what_is_allowed_passes(tmp_path):
     for file, source in {
         "tripletops/nn.py": "import torch\nfrom tripletops import functional\nfrom . import functional",
         "tripletops/functional.py": "from tripletops.ops import LOSS\nfrom .backends import resolve",
+        "tripletops/ops.py": "def f():\n    from tripletops.backends import triton",
+        "tripletops/backends/triton/__init__.py": "from tripletops.backends.triton.rows import Rows",
+        "tripletops/backends/triton/rows.py": "import triton.language as tl\nfrom . import tiles",
+        "tripletops/backends/triton/tiles.py": "import torch\nimport triton",
         "bench/core.py": "import numpy\nimport tripletops as T\nfrom tripletops import reference, nn, mine",
         "csrc/ops.cpp": "#include <torch/csrc/stable/library.h>",
     }.items():

@@ -26,6 +26,7 @@ from helpers import (
     RULES,
     Batch,
     Objective,
+    T,
     Truth,
     bits,
     check,
@@ -44,7 +45,6 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 from torch import Tensor
 
-import tripletops as T
 from tripletops.backends import FORCED
 
 # What is enough where a test is about the batch, not about the words: all scans there are, each distance.

@@ -21,12 +21,14 @@ from helpers import (
     ALONE,
     DISTANCES,
     DTYPES,
+    KERNELS,
     LAYOUTS,
     NEGATIVES,
     POSITIVES,
     REDUCTIONS,
     Batch,
     ManyTuples,
+    T,
     Truth,
     bits,
     check_tuples,
@@ -40,7 +42,6 @@ from helpers import (
 from hypothesis import strategies as st
 from torch import Tensor
 
-import tripletops as T
 from tripletops import reference
 
 PAIR_RULES = [
@@ -813,7 +814,7 @@ def test_batch_all_is_the_sum_over_all_triplets(batch, margin):
                 total, count, active = total + value, count + 1, active + (value > 0)
     for reduction, divisor in (("sum", 1), ("mean", count), ("mean_nonzero", active)):
         loss, found = T.batch_all_loss(
-            batch.emb, batch.labels, margin=margin, reduction=reduction, return_active=True, backend="cpu"
+            batch.emb, batch.labels, margin=margin, reduction=reduction, return_active=True, backend=KERNELS
         )
         assert math.isclose(loss.item(), total / max(divisor, 1), rel_tol=1e-10, abs_tol=1e-10)
         assert found == active
@@ -852,7 +853,7 @@ def test_gradcheck(name, distance):
 
         def loss_of(*inputs: Tensor, call: ManyTuples = call, batch: Batch = batch) -> Tensor:
             emb, *rest = inputs
-            arguments = {**call.arguments(batch), "backend": "cpu"}
+            arguments = {**call.arguments(batch), "backend": KERNELS}
             if batch.ref_emb is not None:
                 arguments["ref_emb"] = rest.pop(0)
             return getattr(T, call.function)(emb, batch.labels, *rest, **arguments)

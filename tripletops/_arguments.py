@@ -170,9 +170,10 @@ def encode_beta(beta: float | Tensor, rows: Rows) -> Tensor:
                     f"number for: with a number for each of C classes, labels must be in [0, C), "
                     f"C = {beta.shape[0]}"
                 )
-    # The gradient of index_select is added up in one order for any number of threads, unlike that of expand;
-    # float64, because that order is one after the other.
-    return beta.double().reshape(-1).index_select(0, place).to(dtype)
+    # Whose gradient is added up in the same order every time: on the CPU that of index_select, for any number
+    # of threads; on a GPU that of an index, which is sorted. float64, because one is added after the other.
+    values = beta.double().reshape(-1)
+    return (values.index_select(0, place) if emb.is_cpu else values[place]).to(dtype)
 
 
 def starting_beta(beta: float, classes: int | None) -> Tensor:

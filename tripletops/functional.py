@@ -137,7 +137,9 @@ def triplet_loss(
     backend = resolve(backend, device)
     drawn = draw_seed(positive, negative, generator, seed, device)
     if backend != "reference":
-        return ops.triplet_loss(emb, labels, ref_emb, ref_labels, self_index, ignore_label, drawn, *options)
+        return ops.triplet_loss(
+            backend, emb, labels, ref_emb, ref_labels, self_index, ignore_label, drawn, *options
+        )
     _, _, _, cutoff, nonzero_loss_cutoff, _, _, margin, temperature = options
     return reference.triplet_loss(
         emb,
@@ -305,7 +307,9 @@ def mine(
     drawn = draw_seed(positive, negative, generator, seed, device)
     anchor = torch.arange(emb.shape[0], device=device)
     if backend != "reference":
-        picks, distances = ops.mine(emb, labels, ref_emb, ref_labels, self_index, ignore_label, drawn, *rules)
+        picks, distances = ops.mine(
+            backend, emb, labels, ref_emb, ref_labels, self_index, ignore_label, drawn, *rules
+        )
         return Triplets(anchor, *picks.unbind(), *distances.unbind())
     _, _, _, cutoff, nonzero_loss_cutoff = rules
     return Triplets(
@@ -596,7 +600,7 @@ def _tuples_loss(
         drawn = draw_seed(words["positive"], words["negative"], generator, seed, emb.device)
         words["seed"] = drawn
     if backend != "reference":
-        return ops.tuples_loss(*rows, drawn, *codes, beta)
+        return ops.tuples_loss(backend, *rows, drawn, *codes, beta)
     if beta is not None:
         words["beta"] = beta
     result = plain(

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import os
 import platform
+from importlib import metadata
 from textwrap import indent
+from typing import TYPE_CHECKING
 
 import torch
 
 import tripletops
+from tripletops.backends import INTERPRETED
 from tripletops.backends.cpu import isa, isa_variants
 
-__all__ = ["isa", "isa_variants", "report"]
+if TYPE_CHECKING:
+    from tripletops.backends.triton.catalogue import Compilation
+
+__all__ = ["gpu", "gpu_kernels", "isa", "isa_variants", "report", "triton_version"]
 
 _WIDTH = 20
+_VARIABLES = ("TRIPLETOPS_BACKEND", "TRIPLETOPS_ISA", "TRIPLETOPS_AUTOTUNE", "TRITON_INTERPRET")
 
 
 def report() -> str:
@@ -22,6 +29,7 @@ def report() -> str:
         "versions": {
             "tripletops": tripletops.__version__,
             "torch": torch.__version__,
+            "triton": triton_version() or "none",
             "python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
         },
         "backends": tripletops.backends(),
@@ -30,11 +38,38 @@ def report() -> str:
             "in use": isa() or "none",
             "threads": str(torch.get_num_threads()),
         },
-        "environment": {
-            name: os.environ.get(name, "not set") for name in ("TRIPLETOPS_BACKEND", "TRIPLETOPS_ISA")
+        "gpu kernels": {
+            "GPU": ", ".join(gpu() or ["none"]),
+            "interpreter": "on" if INTERPRETED else "off",
         },
+        "environment": {name: os.environ.get(name, "not set") for name in _VARIABLES},
     }
     return "\n\n".join(f"{title}\n{_lines(entries)}" for title, entries in sections.items())
+
+
+def triton_version() -> str | None:
+    """The version of triton that is installed, found without importing it; None: none is."""
+    # The wheels of other indexes have other names: pytorch-triton, triton-rocm, …
+    for distribution in metadata.packages_distributions().get("triton", ()):
+        return metadata.version(distribution)
+    return None
+
+
+def gpu() -> tuple[str, str] | None:
+    """The name and the target ("sm_90", "gfx942") of the GPU that torch would use; None: there is none."""
+    if not torch.cuda.is_available():
+        return None
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    if torch.version.hip:
+        return properties.name, properties.gcnArchName.partition(":")[0]
+    return properties.name, f"sm_{properties.major}{properties.minor}"
+
+
+def gpu_kernels() -> list[Compilation]:
+    """Every GPU kernel in every configuration that is shipped, as it can be compiled where no GPU is."""
+    from tripletops.backends.triton.catalogue import compilations
+
+    return compilations()
 
 
 def _lines(entries: dict[str, str]) -> str:

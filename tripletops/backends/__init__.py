@@ -9,21 +9,36 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
 
 from tripletops.backends import cpu
 
+# Read once: a lookup in os.environ costs as much as half the argument checks of a small batch.
+FORCED = os.environ.get("TRIPLETOPS_BACKEND") or None
+# Triton reads it when it is first imported, and takes these words for yes.
+INTERPRETED = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "yes", "y")
+_HAS_TRITON = find_spec("triton") is not None  # without importing it
+
 
 class Backend(NamedTuple):
     name: str
-    device: str | None  # whose tensors it reads; None: any device's, but only when asked for by name
+    device: str | None  # whose tensors it is picked for; None: it has to be asked for by name
+    reads: tuple[str, ...] | None  # the devices whose tensors it can read; None: any
     why_not: Callable[[], str | None]  # None where it is usable in this process
 
 
 def _triton_why_not() -> str | None:
-    return "not part of this version of tripletops"
+    if not _HAS_TRITON:
+        return "the package triton is missing; `pip install triton`, or `pip install tripletops[gpu]`"
+    if not INTERPRETED and not torch.cuda.is_available():
+        return (
+            f"torch {torch.__version__} finds no GPU here (TRITON_INTERPRET=1 in the environment runs the "
+            "kernels on CPU tensors, slowly, for tests)"
+        )
+    return None
 
 
 def _reference_why_not() -> str | None:
@@ -33,14 +48,11 @@ def _reference_why_not() -> str | None:
 REGISTRY = {
     backend.name: backend
     for backend in (
-        Backend("cpu", "cpu", cpu.why_not),
-        Backend("triton", "cuda", _triton_why_not),
-        Backend("reference", None, _reference_why_not),
+        Backend("cpu", "cpu", ("cpu",), cpu.why_not),
+        Backend("triton", "cuda", ("cuda", "cpu") if INTERPRETED else ("cuda",), _triton_why_not),
+        Backend("reference", None, None, _reference_why_not),
     )
 }
-
-# Read once: a lookup in os.environ costs as much as half the argument checks of a small batch.
-FORCED = os.environ.get("TRIPLETOPS_BACKEND") or None
 
 _CPU = torch.device("cpu")
 
@@ -49,7 +61,7 @@ def backends() -> dict[str, str]:
     """What is usable in this process: every backend with the word ``"usable"``, or with the reason why not.
 
     >>> tripletops.backends()
-    {'cpu': 'usable', 'triton': 'not part of this version of tripletops', 'reference': 'usable'}
+    {'cpu': 'usable', 'triton': 'the package triton is missing; …', 'reference': 'usable'}
     """
     return {backend.name: backend.why_not() or "usable" for backend in REGISTRY.values()}
 
@@ -79,17 +91,19 @@ def resolve(backend: str | None, device: torch.device) -> str:
             return candidate.name
     asked = "no backend can" if backend is None else f"{source}{backend!r} cannot"
     reasons = (
-        f"  {name}: {_why_not_on(record, device) or _usable(record)}" for name, record in REGISTRY.items()
+        f"  {name}: {_why_not_on(record, device) or _usable(record, device)}"
+        for name, record in REGISTRY.items()
     )
     raise RuntimeError("\n".join([f"{asked} run tensors on {device} here", *reasons]))
 
 
 def _why_not_on(backend: Backend, device: torch.device) -> str | None:
-    if backend.device is not None and backend.device != device.type:
-        return backend.why_not() or f"reads {backend.device} tensors, these are on {device}"
-    return backend.why_not()
+    reason = backend.why_not()
+    if reason is None and backend.reads is not None and device.type not in backend.reads:
+        return f"reads {' and '.join(backend.reads)} tensors, these are on {device}"
+    return reason
 
 
-def _usable(backend: Backend) -> str:
-    note = ", never picked by itself" if backend.device is None else ""
+def _usable(backend: Backend, device: torch.device) -> str:
+    note = "" if backend.device == device.type else ", never picked by itself"
     return f"usable with backend={backend.name!r}{note}"

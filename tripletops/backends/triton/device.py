@@ -1,0 +1,167 @@
+"""What the kernels are made of: tiles of distances, what is kept of them, and the counter-based generator.
+
+A tile is ROWS × COLUMNS pairs of prepared rows (`rows.py`), addressed by position. Positions are int32,
+addresses int64. −1 is an index that nobody has.
+"""
+
+import triton
+import triton.language as tl
+
+NOBODY: tl.constexpr = tl.constexpr(2**31 - 1)
+
+EUCLIDEAN: tl.constexpr = tl.constexpr(0)  # the codes of `ops.DISTANCE`
+SQEUCLIDEAN: tl.constexpr = tl.constexpr(1)
+COSINE: tl.constexpr = tl.constexpr(2)
+
+NEAR: tl.constexpr = tl.constexpr(
+    16
+)  # below a 16th of the rows' own squares a product has lost too many digits
+
+
+@triton.jit
+def multiply(a, b, sums, PRECISION: tl.constexpr):
+    """sums + a·b in the type of `sums`, on tensor cores."""
+    if PRECISION == "interpreter":
+        # Its tl.dot multiplies the bit patterns of bfloat16, and numpy's product may add up in an order that
+        # depends on the column, so that equal columns get unequal keys.
+        return sums + tl.sum(a.to(sums.dtype)[:, :, None] * b.to(sums.dtype)[None, :, :], 1)
+    else:
+        return tl.dot(a, b, sums, input_precision=PRECISION, out_dtype=sums.dtype)
+
+
+@triton.jit
+def half_squares(
+    x, x_half, x_nonzero, y, y_half, rows, columns, width, ZERO_ROWS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Half the squared distances of a tile, by |x|²/2 + |y|²/2 − x·y: what selection compares."""
+    depth = tl.arange(0, DEPTH)
+    x_at = x + rows.to(tl.int64)[:, None] * width + depth[None, :]
+    y_at = y + columns.to(tl.int64)[None, :] * width + depth[:, None]
+    products = tl.zeros((ROWS, COLUMNS), x_half.dtype.element_ty)
+    for start in range(0, width, DEPTH):
+        products = multiply(tl.load(x_at + start), tl.load(y_at + start), products, PRECISION)
+    half = tl.load(x_half + rows)[:, None] + tl.load(y_half + columns)[None, :] - products
+    if ZERO_ROWS:  # S = 0 with everything, a tie that products would break
+        half = tl.where(tl.load(x_nonzero + rows)[:, None] == 0, 1.0, half)
+    return half
+
+
+@triton.jit
+def same_class(positions, begin, end):
+    return (positions >= begin) & (positions < end)
+
+
+@triton.jit
+def least_of(values, index):
+    """The least value of every row and the lowest index that has it; infinity stands for no value."""
+    least = tl.min(values, 1)
+    is_least = (values == least[:, None]) & (values < float("inf"))
+    return least, tl.min(tl.where(is_least, index[None, :], NOBODY), 1)
+
+
+@triton.jit
+def improve(value, place, best, best_place):
+    """The lesser of two (value, place); the order of merging does not matter."""
+    better = (value < best) | ((value == best) & (place < best_place))
+    return tl.where(better, value, best), tl.where(better, place, best_place)
+
+
+@triton.jit
+def squared_distance(x, x_stride, i, x_factor, y, y_stride, j, y_factor, valid, width, DEPTH: tl.constexpr):
+    """The squared distance of the rows i and j, pair by pair, from the rows themselves, in float64."""
+    depth = tl.arange(0, DEPTH)
+    x_at = x + i.to(tl.int64)[:, None] * x_stride + depth[None, :]
+    y_at = y + j.to(tl.int64)[:, None] * y_stride + depth[None, :]
+    total = tl.zeros(valid.shape, tl.float64)
+    for start in range(0, width, DEPTH):
+        inside = valid[:, None] & (start + depth < width)[None, :]
+        a = tl.load(x_at + start, inside, 0.0).to(tl.float64) * x_factor[:, None]
+        b = tl.load(y_at + start, inside, 0.0).to(tl.float64) * y_factor[:, None]
+        total += tl.sum((a - b) * (a - b), 1)
+    return total
+
+
+@triton.jit
+def reported(square, x_factor, y_factor, unscale, width, DISTANCE: tl.constexpr):
+    """The distance of rows multiplied by their factors: the inverse norms of cosine, else the scale."""
+    if DISTANCE == EUCLIDEAN:
+        return tl.sqrt(square) * unscale
+    elif DISTANCE == SQEUCLIDEAN:
+        return square * unscale * unscale
+    else:
+        zero_row = ((x_factor == 0) | (y_factor == 0)) & (width > 0)
+        return tl.where(zero_row, 1.0, square * 0.5)
+
+
+@triton.jit
+def to_distances(
+    half, x_half, y_half, wanted, x_plain, y_plain, rows, columns, unscale, width, DISTANCE: tl.constexpr
+):
+    """The distances of a tile, and which of the wanted pairs were too near for products to tell.
+
+    Those are measured from the rows themselves.
+    """
+    half = tl.maximum(half, 0.0)
+    near = wanted & (half * NEAR < x_half[:, None] + y_half[None, :])
+    if tl.max(tl.max(near.to(tl.int32), 1), 0) > 0:
+        kind = half.dtype
+        x_at, y_at = x_plain + rows.to(tl.int64) * width, y_plain + columns.to(tl.int64) * width
+        square = tl.zeros_like(half)
+        for at in tl.range(0, width, num_stages=1, loop_unroll_factor=1):  # rare: it may not cost registers
+            difference = tl.load(x_at + at).to(kind)[:, None] - tl.load(y_at + at).to(kind)[None, :]
+            square += difference * difference
+        half = tl.where(near, square * 0.5, half)
+    if DISTANCE == EUCLIDEAN:
+        return tl.sqrt(half * 2) * unscale, near
+    elif DISTANCE == SQEUCLIDEAN:
+        return half * 2 * unscale * unscale, near
+    else:
+        return half, near
+
+
+@triton.jit
+def log_one_plus(x):
+    """ln(1 + x), which keeps the digits of a small x (Kahan's way)."""
+    u = 1.0 + x
+    return tl.where(u == 1.0, x, tl.log(u) * (x / tl.where(u == 1.0, 1.0, u - 1.0)))
+
+
+@triton.jit
+def softplus(z):
+    return tl.maximum(z, 0.0) + log_one_plus(tl.exp(-tl.abs(z)))
+
+
+@triton.jit
+def logistic(z):
+    small = tl.exp(-tl.abs(z))
+    return tl.where(z >= 0, 1.0, small) / (1.0 + small)
+
+
+# The generator: csrc/kernels/hash.h and `reference.noise` state it too.
+
+
+@triton.jit
+def hash_anchor(seed, anchor):
+    z = seed.to(tl.uint64) + (anchor + 1).to(tl.uint64) * 0x9E3779B97F4A7C15
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB
+    return z ^ (z >> 31)
+
+
+@triton.jit
+def hash_candidate(row, candidate):
+    x = candidate.to(tl.uint32)[None, :] * 0x9E3779B1 + (row & 0xFFFFFFFF).to(tl.uint32)[:, None]
+    x = (x ^ (x >> 16)) * 0x85EBCA6B
+    x = x ^ (row >> 32).to(tl.uint32)[:, None]
+    x = (x ^ (x >> 13)) * 0xC2B2AE35
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def gumbel(noise, KIND: tl.constexpr):
+    """−ln(−ln(1 − v)), v = (2³² − noise − ½) / 2³²."""
+    v = ((0xFFFFFFFF - noise).to(KIND) + 0.5) * 2.0**-32
+    large = (noise.to(KIND) + 0.5) * 2.0**-32
+    exponential = tl.where(v < 0.25, -log_one_plus(-v), -tl.log(large))
+    return -tl.log(exponential)

@@ -1,0 +1,268 @@
+"""What the kernels read: rows ordered by class, centred, scaled and padded to whole tiles.
+
+float32 and float64 rows are framed as on the CPU: multiplied by a power of two near one over their spread and
+centred (cosine: normalised, then centred), so that products keep the digits that a common offset would take.
+Half-precision rows stay half-precision numbers, which tensor cores multiply exactly; but for cosine, whose
+unit rows are no such numbers.
+
+Nothing here has a shape that depends on values, and nothing waits for the device.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tripletops.backends.triton.tiles import LENGTHS, WIDTHS
+
+HALVES = (torch.float16, torch.bfloat16)
+EUCLIDEAN, SQEUCLIDEAN, COSINE = range(3)  # the codes of `ops.DISTANCE`
+_SHRINK = 2.0**-20  # keeps the difference of two of the largest numbers finite
+_GRID = 16
+
+
+class Side(NamedTuple):
+    """One side of the pairs. By row of the user's tensor: raw, kept, factor. By position: the rest."""
+
+    raw: Tensor  # (N, D)
+    kept: Tensor  # (N,) bool, those that are not ignored
+    factor: Tensor  # (N,) float64, what a raw row is multiplied by: cosine: one over its norm, else the scale
+    order: Tensor  # (N,) the row at a position
+    row: Tensor  # (L,) int32, the same; −1: padding, or an ignored row
+    rows: Tensor  # (L, W), 0 where there is nothing
+    half: Tensor  # (L,) half the squared norms
+    nonzero: Tensor  # (L,) 1, or 0 of a zero row under cosine
+    plain: Tensor  # (L, W) raw rows times their factors
+
+    def by_row(self, values: Tensor) -> Tensor:
+        """(L, …) by position → (N, …) by row."""
+        result = torch.empty((len(self.order), *values.shape[1:]), dtype=values.dtype, device=values.device)
+        result[self.order] = values[: len(self.order)]
+        return result
+
+
+class Rows:
+    """The rows of a call. Anchors are named by position, unless a name says row."""
+
+    def __init__(
+        self,
+        emb: Tensor,
+        labels: Tensor,
+        ref_emb: Tensor | None,
+        ref_labels: Tensor | None,
+        self_index: Tensor | None,
+        ignore_label: int | None,
+        distance: int,
+    ) -> None:
+        self.self_mining = ref_emb is None
+        self.distance = distance
+        self.width = emb.shape[1]
+        self.kind = torch.float64 if emb.dtype == torch.float64 else torch.float32
+        self.zero_rows = distance == COSINE and self.width > 0
+
+        sides = [(emb, labels)]
+        if ref_emb is not None and ref_labels is not None:
+            sides.append((ref_emb, ref_labels))
+        kept = [_kept(ids, ignore_label) for _, ids in sides]
+        read = [rows.where(mask[:, None], 0) for (rows, _), mask in zip(sides, kept, strict=True)]
+        self.finite = torch.stack([rows.isfinite().all() for rows in read]).all()
+        orders = [torch.sort(ids, stable=True) for _, ids in sides]
+        scale, framed = _frame(read, kept, distance, self.kind)
+        self.unscale = 1 / scale  # from framed rows to distances; all powers of two
+        self.anchors, *others = [
+            _side(rows, *parts, order.indices, mask, self.kind)
+            for (rows, _), parts, order, mask in zip(sides, framed, orders, kept, strict=True)
+        ]
+        self.candidates = others[0] if others else self.anchors
+        self._place(orders[0].values, orders[-1].values, orders[-1].indices, kept[0], self_index)
+
+    def _place(
+        self,
+        labels: Tensor,
+        ref_labels: Tensor,
+        ref_order: Tensor,
+        kept: Tensor,
+        self_index: Tensor | None,
+    ) -> None:
+        """Where an anchor's class, and the anchor itself, lie among the candidates."""
+        length = len(self.anchors.row)
+        alive = kept[self.anchors.order]
+        begin = torch.searchsorted(ref_labels, labels).where(alive, 0)
+        end = torch.searchsorted(ref_labels, labels, right=True).where(alive, 0)
+        own = torch.full_like(begin, -1)
+        if self.self_mining:
+            own = torch.arange(len(labels), device=labels.device)
+        elif self_index is not None and len(ref_order):
+            position = torch.empty_like(ref_order)
+            position[ref_order] = torch.arange(len(ref_order), device=ref_order.device)
+            named = self_index[self.anchors.order]
+            inside = (named >= 0) & (named < len(ref_order))
+            own = position[named.where(inside, 0)].where(inside, -1)
+        self.begin, self.end = _padded(begin, length, 0), _padded(end, length, 0)
+        self.self_position = _padded(own, length, -1)
+
+    @property
+    def count(self) -> int:
+        """Of the rows of emb."""
+        return len(self.anchors.order)
+
+    @cached_property
+    def positives(self) -> Tensor:
+        """(L,) how many positives an anchor has."""
+        inside = (self.self_position >= self.begin) & (self.self_position < self.end)
+        return self.end - self.begin - inside.to(torch.int32)
+
+    @cached_property
+    def negatives(self) -> Tensor:
+        """(L,) how many negatives an anchor has."""
+        usable = self.candidates.row >= 0
+        own = self.self_position >= 0
+        if len(usable):
+            own = own & usable[self.self_position.long().clamp(min=0)]
+        others = usable.sum() - own.to(torch.int32) - self.positives
+        return others.where(self.anchors.row >= 0, 0)
+
+    def by_row(self, values: Tensor) -> Tensor:
+        """(…, L) by position → (…, N) by row of emb."""
+        return self.anchors.by_row(values.movedim(-1, 0)).movedim(0, -1).contiguous()
+
+    def by_position(self, values: Tensor) -> Tensor:
+        """(…, N) by row of emb → (…, L), 0 in the padding."""
+        return _padded(values[..., self.anchors.order], len(self.anchors.row), 0, values.dtype)
+
+
+def _kept(labels: Tensor, ignore_label: int | None) -> Tensor:
+    return torch.ones_like(labels, dtype=torch.bool) if ignore_label is None else labels != ignore_label
+
+
+def _padded(values: Tensor, length: int, fill: int, dtype: torch.dtype = torch.int32) -> Tensor:
+    shape = (*values.shape[:-1], length)
+    result = torch.full(shape, fill, dtype=dtype, device=values.device)
+    result[..., : values.shape[-1]] = values
+    return result
+
+
+def _up(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple
+
+
+def _power_of_two(magnitude: Tensor) -> Tensor:
+    """Near one over `magnitude`, in float64; of 0, 1."""
+    exponent = torch.frexp(magnitude.double()).exponent.clamp(-1000, 1000)
+    return torch.ldexp(torch.ones_like(magnitude, dtype=torch.float64), -exponent)
+
+
+def _inverse_norms(rows: Tensor) -> Tensor:
+    if rows.shape[1] == 0:
+        return torch.ones(len(rows), dtype=torch.float64, device=rows.device)
+    scale = _power_of_two(rows.abs().amax(1))
+    square = (rows.double() * scale[:, None]).square().sum(1)
+    return (scale / square.where(square > 0, 1).sqrt()).where(square > 0, 0)
+
+
+def factors_of(rows: Tensor, distance: int) -> Tensor:
+    """`Side.factor`, but for the scale, which only squares need."""
+    if distance == COSINE:
+        return _inverse_norms(rows)
+    return torch.ones(len(rows), dtype=torch.float64, device=rows.device)
+
+
+# Of each side: factor by row, framed rows, half squared norms, whether rows are not 0.
+_Framed = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def _frame(
+    sides: list[Tensor], kept: list[Tensor], distance: int, kind: torch.dtype
+) -> tuple[Tensor, list[_Framed]]:
+    """(scale, framed sides)."""
+    if distance == COSINE:
+        factors = [_inverse_norms(rows) for rows in sides]
+        units = [rows.double() * factor[:, None] for rows, factor in zip(sides, factors, strict=True)]
+        number = torch.stack([mask.sum() for mask in kept]).sum().clamp(min=1)
+        centre = torch.stack([rows.sum(0) for rows in units]).sum(0) / number
+        scale = torch.ones((), dtype=torch.float64, device=centre.device)
+        nonzero = [(factor != 0) | (rows.shape[1] == 0) for rows, factor in zip(units, factors, strict=True)]
+        framed = [(rows - centre).to(kind) for rows in units]
+    else:
+        scale, centre = _grid_frame(sides, kept)
+        if sides[0].dtype in HALVES:
+            centre, kind = _exact_centre(sides, kept, scale, centre), sides[0].dtype
+        factors = [scale.expand(len(rows)).contiguous() for rows in sides]
+        nonzero = [torch.ones_like(mask) for mask in kept]
+        framed = [(rows.double() * scale - centre).to(kind) for rows in sides]
+    return scale, [_side_of(*parts) for parts in zip(factors, framed, nonzero, kept, strict=True)]
+
+
+def _exact_centre(sides: list[Tensor], kept: list[Tensor], scale: Tensor, centre: Tensor) -> Tensor:
+    """Of half-precision rows: 0 where to take the centre away would round them.
+
+    It does not where all rows are within a factor of two of it, as with a large common offset; where some are
+    not, the spread itself is as large as the offset.
+    """
+    dtype = sides[0].dtype
+    centre = centre.to(dtype).double()
+    exact = torch.ones_like(centre, dtype=torch.bool)
+    for rows, mask in zip(sides, kept, strict=True):
+        framed = rows.double() * scale - centre
+        exact &= ((framed.to(dtype).double() == framed) | ~mask[:, None]).all(0)
+    return centre.where(exact, 0)
+
+
+def _side_of(factor: Tensor, framed: Tensor, nonzero: Tensor, kept: Tensor) -> _Framed:
+    framed = framed.where(kept[:, None], 0)
+    # S = 0 of a zero row with everything: ½ added on its side makes 1 − S come out of the arithmetic.
+    half = framed.double().square().sum(1) / 2 + 0.5 * (~nonzero).double()
+    return factor, framed, half, nonzero
+
+
+def _largest(values: Tensor) -> Tensor:
+    return values.amax().double() if values.numel() else values.new_zeros((), dtype=torch.float64)
+
+
+def _grid_frame(sides: list[Tensor], kept: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """(scale, centre). The centre lies a whole number of sixteenths of the spread away from a row: data on a
+    grid stays on one, and its ties stay ties."""
+    rows, mask = sides[-1], kept[-1]
+    if not mask.numel():
+        rows, mask = sides[0], kept[0]
+    if not mask.numel():
+        rows = torch.zeros((1, rows.shape[1]), dtype=rows.dtype, device=rows.device)
+        mask = torch.ones(1, dtype=torch.bool, device=rows.device)
+    origin = rows[mask.to(torch.int8).argmax()].double() * _SHRINK
+    away = [
+        (side.double() * _SHRINK - origin).where(there[:, None], 0)
+        for side, there in zip(sides, kept, strict=True)
+    ]
+    spread = torch.stack([_largest(side.abs()) for side in away]).amax()
+    scale = _power_of_two(spread) * _SHRINK
+    number = torch.stack([there.sum() for there in kept]).sum().clamp(min=1)
+    mean = torch.stack([side.sum(0) for side in away]).sum(0) / number
+    return scale, origin / _SHRINK * scale + (mean / _SHRINK * scale * _GRID).round() / _GRID
+
+
+def _side(
+    raw: Tensor, factor: Tensor, framed: Tensor, half: Tensor, nonzero: Tensor, order: Tensor, kept: Tensor,
+    kind: torch.dtype,
+) -> Side:  # fmt: skip
+    count, width = raw.shape
+    length = _up(max(count, 1), LENGTHS)
+
+    def placed(values: Tensor) -> Tensor:
+        whole = torch.zeros((length, _up(width, WIDTHS)), dtype=values.dtype, device=raw.device)
+        whole[:count, :width] = values[order]
+        return whole
+
+    return Side(
+        raw,
+        kept,
+        factor,
+        order,
+        _padded(order.where(kept[order], -1), length, -1),
+        placed(framed),
+        _padded(half[order], length, 0, kind),
+        _padded(nonzero[order], length, 0, kind),
+        placed((raw.where(kept[:, None], 0).double() * factor[:, None]).to(framed.dtype)),
+    )

@@ -1,0 +1,97 @@
+"""The ops for one triplet per anchor: mining, the loss of what was picked, its gradient."""
+
+from __future__ import annotations
+
+from functools import partial
+from math import nan
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tripletops.backends.triton import kernels
+from tripletops.backends.triton.mining import Ends, Lists, Rules, pull, select
+from tripletops.backends.triton.rows import COSINE, Rows, factors_of
+from tripletops.backends.triton.tiles import SCORED, launch
+
+MEAN, MEAN_NONZERO, SUM, NONE = range(4)  # the codes of `ops.REDUCTION`
+
+
+def mine(*arguments: Any) -> tuple[Tensor, Tensor]:
+    picks, distances, _ = _mine(*arguments)
+    return picks, distances
+
+
+def _mine(
+    emb: Tensor, labels: Tensor, ref_emb: Tensor | None, ref_labels: Tensor | None, self_index: Tensor | None,
+    ignore_label: int | None, seed: Tensor | None, positive: int, negative: int, distance: int, cutoff: float,
+    nonzero_loss_cutoff: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """(2, N) picks and distances, and whether all rows are finite."""
+    batch = emb, labels, ref_emb, ref_labels, self_index, ignore_label
+    rows = Rows(*batch, distance)
+    unit_rows = partial(Rows, *batch, COSINE) if distance != COSINE else lambda: rows
+    picked = select(rows, Rules(seed, positive, negative, cutoff, nonzero_loss_cutoff), unit_rows)
+    picks = rows.by_row(torch.stack([picked.positive, picked.negative]).long())
+    distances = rows.by_row(torch.stack([picked.d_ap, picked.d_an]))
+    return picks.where(rows.finite, -1), distances.where(rows.finite, nan), rows.finite
+
+
+def triplet_forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    *mining, loss, reduction, margin, temperature = arguments
+    picks, distances, finite = _mine(*mining)
+    count, device = picks.shape[1], picks.device
+    losses = torch.empty(count, dtype=torch.float64, device=device)
+    slopes = torch.empty((2, count), dtype=torch.float64, device=device)
+    parameters = torch.tensor([margin, temperature], dtype=torch.float64, device=device)
+    launch(
+        kernels.score,
+        (-(-count // SCORED),),
+        *distances.unbind(),
+        parameters,
+        losses,
+        *slopes.unbind(),
+        count,
+        LOSS=loss,
+        ROWS=SCORED,
+    )
+    losses, slopes = losses.where(finite, nan), slopes.where(finite, nan)
+    value = losses
+    if reduction != NONE:
+        counted = (picks >= 0).all(0) if reduction == MEAN else losses.to(distances.dtype) > 0
+        share = 1 if reduction == SUM else 1 / counted.sum().clamp(min=1).double()
+        value, slopes = losses.sum() * share, slopes * share
+    kind = distances.dtype
+    return value.to(kind), picks, torch.cat([distances, slopes.to(kind)])
+
+
+def triplet_backward(
+    grad: Tensor, emb: Tensor, ref_emb: Tensor | None, picks: Tensor, terms: Tensor, distance: int,
+    wants_emb: bool, wants_ref: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    index = torch.arange(len(emb), dtype=torch.int32, device=emb.device)
+    ref_factor = None if ref_emb is None else factors_of(ref_emb, distance)
+    ends = Ends(emb, factors_of(emb, distance), ref_emb, ref_factor, index, distance)
+    gradients = fresh_gradients(emb, ref_emb, terms.dtype, wants_emb, wants_ref)
+    pull(ends, Lists(picks.to(torch.int32), terms[:2], terms[2:] * grad), *gradients)
+    return finished_gradients(emb, gradients, ~terms[2].isnan().any())
+
+
+def fresh_gradients(
+    emb: Tensor, ref_emb: Tensor | None, kind: torch.dtype, wants_emb: bool, wants_ref: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    def zeros(like: Tensor) -> Tensor:
+        return torch.zeros(like.shape, dtype=kind, device=like.device)
+
+    return zeros(emb) if wants_emb else None, zeros(ref_emb) if wants_ref and ref_emb is not None else None
+
+
+def finished_gradients(
+    emb: Tensor, gradients: tuple[Tensor | None, Tensor | None], finite: Tensor
+) -> tuple[Tensor, Tensor]:
+    """In the type of the rows, (0,) where not wanted, NaN where something was not finite."""
+    first, second = (
+        emb.new_empty(0) if gradient is None else gradient.where(finite, nan).to(emb.dtype)
+        for gradient in gradients
+    )
+    return first, second
