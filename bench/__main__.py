@@ -1,32 +1,39 @@
 """`python -m bench core`, `python -m bench dense`: measure every row of that table here and say which targets
-are met."""
+are met; the first also on a GPU, with `--device cuda`. `python -m bench gpu-static`: inspect what the GPU
+kernels compile to."""
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-from bench import core, dense, measure, record
+from bench import core, dense, gpu_static, measure, record
 from bench.registry import Row
 
 RESULTS = Path(__file__).parent / "results"
-# The rows of a table, and what has to hold before any of them is measured.
-SUITES: dict[str, tuple[list[Row], Callable[[], None]]] = {
-    "core": (core.ROWS, core.check),
-    "dense": (dense.ROWS, dense.check),
+# By device, the rows of a table, and what has to hold before any of them is measured.
+SUITES: dict[str, dict[str, tuple[list[Row], Callable[[], None]]]] = {
+    "core": {"cpu": (core.ROWS, core.check), "cuda": (core.GPU_ROWS, core.check_gpu)},
+    "dense": {"cpu": (dense.ROWS, dense.check)},
 }
 
 
 def main() -> None:
     arguments = _arguments()
+    if arguments.suite == "gpu-static":
+        sys.exit(gpu_static.run(arguments.target, arguments.kernel, arguments.csv, arguments.jobs))
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        print(f"No GPU here that torch {torch.__version__} could use: nothing was measured")
+        return
     torch.set_num_threads(measure.THREADS)
-    environment = measure.environment()
+    environment = measure.environment(arguments.device)
     isa = environment["isa"]
-    rows, check = SUITES[arguments.suite]
+    rows, check = SUITES[arguments.suite][arguments.device]
     check()
 
     print(", ".join(f"{name} {value}" for name, value in environment.items()))
@@ -52,8 +59,8 @@ def main() -> None:
         print(line.rstrip(), flush=True)
         if arguments.csv is not None:
             record.append(arguments.csv, when, row, shape, processes, environment)
-    if not arguments.quick:
-        targets = sum(row.target is not None for row in rows)
+    targets = sum(row.target is not None for row in rows)
+    if targets:
         print(f"{targets - len(missed)} of {targets} targets met; missed: {', '.join(missed) or 'none'}")
     if arguments.csv is not None:
         print(f"appended to {arguments.csv}")
@@ -62,17 +69,32 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     suites = parser.add_subparsers(dest="suite", required=True)
-    for suite, (rows, _) in SUITES.items():
-        names = [row.name for row in rows]
-        options = suites.add_parser(suite, help=f"the rows {', '.join(names)}")
-        options.add_argument("--rows", nargs="+", choices=names, metavar="NAME", help=", ".join(names))
+    for suite, tables in SUITES.items():
+        names = ", ".join(dict.fromkeys(row.name for rows, _ in tables.values() for row in rows))
+        options = suites.add_parser(suite, help=f"the rows {names}")
+        options.add_argument("--rows", nargs="+", default=[], metavar="NAME", help=names)
+        options.add_argument("--device", choices=tables, default="cpu", help="where to measure")
         options.add_argument("--quick", action="store_true", help="small sizes, to see that it runs")
-        where = f"bench/results/{suite}.csv"
+        where = " or ".join(f"bench/results/{_file_name(suite, device)}" for device in tables)
         options.add_argument("--csv", type=Path, help=f"append here ({where}; --quick: nowhere)")
+    gpu_static.add_options(
+        suites.add_parser("gpu-static", help="registers, spills, occupancy of GPU kernels")
+    )
     arguments = parser.parse_args()
-    if arguments.csv is None and not arguments.quick:
-        arguments.csv = RESULTS / f"{arguments.suite}.csv"
+    if arguments.suite == "gpu-static":
+        part, name = arguments.target or arguments.kernel, "gpu_static.csv"
+    else:
+        part, name = arguments.quick, _file_name(arguments.suite, arguments.device)
+        rows, _ = SUITES[arguments.suite][arguments.device]
+        if unknown := set(arguments.rows) - {row.name for row in rows}:
+            parser.error(f"no such row on {arguments.device}: {', '.join(sorted(unknown))}")
+    if arguments.csv is None and not part:
+        arguments.csv = RESULTS / name
     return arguments
+
+
+def _file_name(suite: str, device: str) -> str:
+    return f"{suite}.csv" if device == "cpu" else f"{suite}_{device}.csv"
 
 
 if __name__ == "__main__":

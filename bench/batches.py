@@ -8,10 +8,10 @@ from torch import Tensor
 SPREAD = 0.1  # of a cluster's rows around its centre, the centres having a spread of 1
 
 
-def embeddings(n: int, d: int, dtype: torch.dtype = torch.float32) -> Tensor:
+def embeddings(n: int, d: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
     """Normally distributed rows, which know nothing of their classes."""
     generator = torch.Generator().manual_seed(n + d)
-    return torch.randn(n, d, generator=generator).to(dtype).requires_grad_()
+    return torch.randn(n, d, generator=generator).to(device, dtype).requires_grad_()
 
 
 def clusters(n: int, d: int, k: int) -> Tensor:
@@ -21,5 +21,5 @@ def clusters(n: int, d: int, k: int) -> Tensor:
     return (centres + SPREAD * torch.randn(n, d, generator=generator)).requires_grad_()
 
 
-def sorted_labels(n: int, k: int) -> Tensor:
-    return torch.arange(n) // k
+def sorted_labels(n: int, k: int, device: str = "cpu") -> Tensor:
+    return torch.arange(n, device=device) // k

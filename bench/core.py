@@ -1,4 +1,4 @@
-"""The core table: one triplet per anchor.
+"""The core table: one triplet per anchor, on the CPU, and the same on a GPU, where it has more rivals.
 
 Unless a row says otherwise: forward and backward, float32, D=128, labels sorted with K=4 rows per class,
 normally distributed embeddings, euclidean distance, hinge with the default margin.
@@ -6,6 +6,8 @@ normally distributed embeddings, euclidean distance, hinge with the default marg
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -15,7 +17,7 @@ import tripletops as T
 from bench import peers
 from bench.batches import embeddings, sorted_labels
 from bench.measure import Call, step
-from bench.registry import Contenders, Row, Shape, Target, assert_agree, memory_row, product_row
+from bench.registry import SMALL, Contenders, Row, Shape, Target, assert_agree, memory_row, product_row
 from tripletops import reference
 
 RULES = {
@@ -26,65 +28,78 @@ RULES = {
 }
 
 
+# Batch-hard by others: a title, and what makes the function.
+PEERS: dict[str, tuple[str, Callable[[], Callable[[Tensor, Tensor], Tensor] | None]]] = {
+    "naive": ("naive PyTorch", lambda: peers.naive_batch_hard),
+    "compile": ("naive PyTorch by torch.compile", peers.compiled_batch_hard),
+    "metric-learning": ("pytorch-metric-learning", peers.metric_learning_batch_hard),
+}
+
+
+def _batch(shape: Shape, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    emb = embeddings(shape.n, shape.d, dtype, shape.device)
+    return emb, sorted_labels(shape.n, shape.k, shape.device)
+
+
 def _ours(emb: Tensor, labels: Tensor, rule: str = "HPHN") -> Call:
     positive, negative = RULES[rule]
     return step(lambda: T.triplet_loss(emb, labels, positive=positive, negative=negative), emb)
 
 
 def against_product(shape: Shape) -> dict[str, Call]:
-    emb, labels = embeddings(shape.n, shape.d), sorted_labels(shape.n, shape.k)
+    emb, labels = _batch(shape)
     rows = emb.detach()
     return {"ours": _ours(emb, labels)} | peers.products(rows, rows)
 
 
-def against_naive(shape: Shape) -> dict[str, Call]:
-    emb, labels = embeddings(shape.n, shape.d), sorted_labels(shape.n, shape.k)
-    return {
-        "naive": step(lambda: peers.naive_batch_hard(emb, labels), emb),
-        "ours": _ours(emb, labels),
-    }
+def _batch_hard(peer: str) -> Callable[[Tensor, Tensor], Tensor]:
+    title, make = PEERS[peer]
+    loss = make()
+    assert loss is not None, f"{title} is not installed"
+    return loss
+
+
+def against(peer: str, shape: Shape) -> dict[str, Call]:
+    emb, labels = _batch(shape)
+    loss = _batch_hard(peer)
+    return {peer: step(lambda: loss(emb, labels), emb), "ours": _ours(emb, labels)}
 
 
 def against_memory(shape: Shape) -> dict[str, Call]:
-    emb, labels = embeddings(shape.n, shape.d), sorted_labels(shape.n, shape.k)
-    memory = embeddings(shape.m, shape.d).detach()
-    memory_labels = sorted_labels(shape.m, shape.k)
+    emb, labels = _batch(shape)
+    memory, memory_labels = _batch(replace(shape, n=shape.m))
+    memory.requires_grad_(False)
     ours = step(lambda: T.batch_hard_loss(emb, labels, ref_emb=memory, ref_labels=memory_labels), emb)
     return {"ours": ours} | peers.products(emb.detach(), memory)
 
 
 def rule_against_batch_hard(rule: str, shape: Shape) -> dict[str, Call]:
-    emb, labels = embeddings(shape.n, shape.d), sorted_labels(shape.n, shape.k)
+    emb, labels = _batch(shape)
     return {rule: _ours(emb, labels, rule), "batch-hard": _ours(emb, labels)}
 
 
 def shuffled_against_sorted(shape: Shape) -> dict[str, Call]:
-    emb, labels = embeddings(shape.n, shape.d), sorted_labels(shape.n, shape.k)
-    order = torch.randperm(shape.n, generator=torch.Generator().manual_seed(0))
+    emb, labels = _batch(shape)
+    order = torch.randperm(shape.n, generator=torch.Generator().manual_seed(0)).to(shape.device)
     return {"shuffled": _ours(emb, labels[order]), "sorted": _ours(emb, labels)}
 
 
 def equal_against_random(shape: Shape) -> dict[str, Call]:
-    emb, labels = embeddings(shape.n, shape.d), sorted_labels(shape.n, shape.k)
+    emb, labels = _batch(shape)
     equal = emb.detach()[:1].repeat(shape.n, 1).requires_grad_()
     return {"equal": _ours(equal, labels), "random": _ours(emb, labels)}
 
 
 def bfloat16_against_float32(shape: Shape) -> dict[str, Call]:
-    labels = sorted_labels(shape.n, shape.k)
-    half = embeddings(shape.n, shape.d, torch.bfloat16)
-    return {"bfloat16": _ours(half, labels), "float32": _ours(embeddings(shape.n, shape.d), labels)}
+    return {"bfloat16": _ours(*_batch(shape, torch.bfloat16)), "float32": _ours(*_batch(shape))}
 
 
 def twice_against_once(shape: Shape) -> dict[str, Call]:
-    return {
-        name: _ours(embeddings(n, shape.d), sorted_labels(n, shape.k))
-        for name, n in (("2N", 2 * shape.n), ("N", shape.n))
-    }
+    return {"2N": _ours(*_batch(replace(shape, n=2 * shape.n))), "N": _ours(*_batch(shape))}
 
 
 def alone(shape: Shape) -> dict[str, Call]:
-    return {"ours": _ours(embeddings(shape.n, shape.d), sorted_labels(shape.n, shape.k))}
+    return {"ours": _ours(*_batch(shape))}
 
 
 def _rules(shape: Shape, bound: float) -> list[Row]:
@@ -106,6 +121,13 @@ def _pair(name: str, what: str, contenders: Contenders, first: str, second: str)
     return Row(name, f"{what}, N={{n}}", Target(1.1), Shape(8192), contenders, first, second)
 
 
+def _peer(peer: str, n: int, target: Target | None = None) -> Row:
+    title, _ = PEERS[peer]
+    what = f"{title} ÷ ours, N={{n}}, D={{d}}"
+    rounds = 15 if n <= SMALL else 5
+    return Row(f"{peer}-n{n}", what, target, Shape(n), partial(against, peer), peer, "ours", rounds=rounds)
+
+
 ROWS = [
     *[
         product_row(
@@ -117,26 +139,8 @@ ROWS = [
         )
         for d, target in ((128, Target(0.5, avx512=0.3)), (512, Target(0.7, avx512=0.5)))
     ],
-    Row(
-        "naive-n8192",
-        "naive PyTorch ÷ ours, N={n}, D={d}",
-        Target(30, sign="≥"),
-        Shape(8192),
-        against_naive,
-        "naive",
-        "ours",
-        rounds=5,
-    ),
-    Row(
-        "naive-n128",
-        "naive PyTorch ÷ ours, N={n}, D={d}",
-        Target(4, sign="≥"),
-        Shape(128),
-        against_naive,
-        "naive",
-        "ours",
-        rounds=15,
-    ),
+    _peer("naive", 8192, Target(30, sign="≥")),
+    _peer("naive", 128, Target(4, sign="≥")),
     *_rules(Shape(8192), 1.15),
     *_rules(Shape(8192, k=1024), 1.5),
     _pair("shuffled", "shuffled ÷ sorted labels", shuffled_against_sorted, "shuffled", "sorted"),
@@ -166,11 +170,28 @@ ROWS = [
     ],
 ]
 
+GPU_ROWS = [
+    row.on("cuda")
+    for row in (*ROWS, *[_peer(peer, n) for peer in ("compile", "metric-learning") for n in (8192, 128)])
+]
 
-def check() -> None:
+
+def check(device: str = "cpu") -> None:
     """Raise `AssertionError` unless every rule gives the reference's loss and gradient."""
-    emb, labels = embeddings(203, 37), sorted_labels(203, 4)
+    emb, labels = _batch(Shape(203, d=37, device=device))
     for positive, negative in RULES.values():
         found = T.triplet_loss(emb, labels, positive=positive, negative=negative)
         expected = reference.triplet_loss(emb, labels, positive=positive, negative=negative)
         assert_agree(found, expected, emb)
+
+
+def check_peers(device: str = "cpu") -> None:
+    """Raise `AssertionError` unless batch-hard is the same by everybody."""
+    emb, labels = _batch(Shape(204, d=37, device=device))
+    for peer in PEERS:
+        assert_agree(T.batch_hard_loss(emb, labels), _batch_hard(peer)(emb, labels), emb)
+
+
+def check_gpu() -> None:
+    check("cuda")
+    check_peers("cuda")

@@ -38,7 +38,13 @@ def step(loss: Callable[[], Tensor], *leaves: Tensor) -> Call:
     return run
 
 
-def take_turns(contenders: Mapping[str, Call], rounds: int, calls: int = 1) -> Samples:
+def finish(device: str) -> None:
+    """Wait until all that was asked of the device is done: a GPU works on after a call has returned."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def take_turns(contenders: Mapping[str, Call], rounds: int, calls: int = 1, device: str = "cpu") -> Samples:
     """Seconds per call. All contenders run in every round, so that a slow moment of the machine hits all."""
     for call in contenders.values():
         for _ in range(calls):
@@ -48,9 +54,11 @@ def take_turns(contenders: Mapping[str, Call], rounds: int, calls: int = 1) -> S
         for name, call in contenders.items():
             if calls > 1:
                 call()  # the caches are still the other contender's
+            finish(device)
             start = time.perf_counter()
             for _ in range(calls):
                 call()
+            finish(device)
             samples[name].append((time.perf_counter() - start) / calls)
     return samples
 
@@ -83,6 +91,16 @@ def peak_growth(call: Call) -> int:
     return _kernel_bytes("self/status", "VmHWM") - before
 
 
+def peak_growth_of_gpu(call: Call) -> int:
+    """How many bytes of the GPU's memory were taken at the worst moment of `call`, beside what was before."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
 def free_memory() -> int:
     """The bytes that a process may take here without driving others out: nine tenths of what is free."""
     return int(0.9 * _kernel_bytes("meminfo", "MemAvailable"))
@@ -100,9 +118,9 @@ def _kernel_bytes(file: str, field: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))
 
 
-def environment() -> dict[str, str]:
+def environment(device: str = "cpu") -> dict[str, str]:
     """What the numbers depend on, for the record."""
-    return {
+    here = {
         "processor": _processor(),
         "cores": str(os.cpu_count()),
         "threads": str(torch.get_num_threads()),
@@ -112,11 +130,22 @@ def environment() -> dict[str, str]:
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
     }
+    return here | _gpu() if device == "cuda" else here
 
 
 def isa() -> str:
     """The instruction set that tripletops' kernels use here; "none" where they don't run."""
     return info.isa() or "none"
+
+
+def _gpu() -> dict[str, str]:
+    name, architecture = info.gpu() or ("none", "none")
+    return {
+        "gpu": name,
+        "architecture": architecture,
+        "cuda": torch.version.cuda or f"ROCm {torch.version.hip}",
+        "triton": info.triton_version() or "none",
+    }
 
 
 def _processor() -> str:

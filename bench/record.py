@@ -1,10 +1,12 @@
-"""The long CSV: a line for every contender of every row, with percentiles and what the numbers depend on."""
+"""The long CSV: a line for every contender of every row, with percentiles and what the numbers depend on.
+
+Each kind of machine has a file of its own, since what numbers depend on differs: those of a GPU also on it.
+"""
 
 from __future__ import annotations
 
 import csv
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 
 from bench.measure import Samples, percentile
@@ -13,7 +15,6 @@ from bench.registry import Row, Shape
 COLUMNS = [
     *("time", "row", "contender", "n", "d", "k", "m", "unit", "processes", "samples"),
     *("p10", "p25", "p50", "p75", "p90", "ratio", "target", "met"),
-    *("processor", "cores", "threads", "isa", "tripletops", "torch", "python", "system"),
 ]
 
 
@@ -31,7 +32,7 @@ def append(
     path.parent.mkdir(parents=True, exist_ok=True)
     new = not path.exists()
     with path.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS, restval="")
+        writer = csv.DictWriter(file, [*COLUMNS, *environment], restval="")
         if new:
             writer.writeheader()
         for contender in processes[0]:
@@ -40,7 +41,7 @@ def append(
                 "time": when,
                 "row": row.name,
                 "contender": contender,
-                **asdict(shape),
+                **shape.sizes(),
                 "unit": row.unit,
                 "processes": len(processes),
                 "samples": len(values),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from bench.measure import (
     in_fresh_process,
     limit_memory,
     peak_growth,
+    peak_growth_of_gpu,
     ratio,
     take_turns,
 )
@@ -33,6 +34,10 @@ class Shape:
     d: int = 128
     k: int = 4
     m: int = 0  # rows of the memory; 0: the batch mines itself
+    device: str = "cpu"
+
+    def sizes(self) -> dict[str, int]:
+        return {"n": self.n, "d": self.d, "k": self.k, "m": self.m}
 
     def quick(self) -> Shape:
         """A size that runs at once, to see that everything works."""
@@ -84,8 +89,12 @@ class Row:
         rounds = min(self.rounds, QUICK_ROUNDS)
         return replace(self, shape=self.shape.quick(), rounds=rounds, target=None, bounded_by=None)
 
+    def on(self, device: str) -> Row:
+        """The row on another device, for which nothing was promised."""
+        return replace(self, shape=replace(self.shape, device=device), target=None)
+
     def title(self, shape: Shape) -> str:
-        return self.what.format(**asdict(shape))
+        return self.what.format(**shape.sizes())
 
     def measure(self) -> tuple[Shape, list[Samples]]:
         """The size that was measured, and the samples of every process that was run."""
@@ -96,7 +105,8 @@ class Row:
             shape = largest(self.contenders, self.bounded_by, shape)
             return shape, [in_fresh_process(_time, self.contenders, shape, self.rounds, 1)]
         if shape.n > SMALL:
-            return shape, [_time(self.contenders, shape, self.rounds, 1)]
+            calls = 1 if shape.device == "cpu" else CALLS_IN_A_BLOCK  # a GPU needs a millisecond for these
+            return shape, [_time(self.contenders, shape, self.rounds, calls)]
         return shape, [
             in_fresh_process(_time, self.contenders, shape, self.rounds, CALLS_IN_A_BLOCK)
             for _ in range(FRESH_PROCESSES)
@@ -150,16 +160,17 @@ def _survive(contenders: Contenders, name: str, shape: Shape) -> int:
 
 def _time(contenders: Contenders, shape: Shape, rounds: int, calls: int) -> Samples:
     torch.set_num_threads(THREADS)
-    return take_turns(contenders(shape), rounds, calls)
+    return take_turns(contenders(shape), rounds, calls, shape.device)
 
 
 def _grow(contenders: Contenders, shape: Shape) -> Samples:
     torch.set_num_threads(THREADS)
-    for call in contenders(Shape(n=64)).values():
+    for call in contenders(Shape(n=64, device=shape.device)).values():
         call()  # threads, libraries and autograd's own memory are there before anything is measured
     (call,) = contenders(shape).values()
     embeddings = shape.n * shape.d * torch.float32.itemsize
-    return {"growth": [float(peak_growth(call))], "emb": [float(embeddings)]}
+    grown = peak_growth_of_gpu(call) if shape.device == "cuda" else peak_growth(call)
+    return {"growth": [float(grown)], "emb": [float(embeddings)]}
 
 
 def assert_agree(found: Tensor, expected: Tensor, *leaves: Tensor) -> None:

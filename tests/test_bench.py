@@ -17,6 +17,8 @@ from bench.speed_table import speed_table
 from tripletops import reference
 
 CORE = {row.name: row for row in core.ROWS}
+GPU = {row.name: row for row in core.GPU_ROWS}
+ONLY_GPU = [row for row in core.GPU_ROWS if row.name not in CORE]
 DENSE = {row.name: row for row in dense.ROWS}
 OBJECTIVES = (
     "batch-all",
@@ -26,6 +28,17 @@ OBJECTIVES = (
     "contrastive",
     "beta-margin",
 )
+# Inductor itself imports modules that warn of their own deprecation.
+compiles = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+@pytest.fixture
+def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine with a GPU, as long as nothing is computed there."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(measure.info, "gpu", lambda: ("Fast GPU", "sm_90"))
+    monkeypatch.setattr(measure.info, "triton_version", lambda: "3.7.1")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
 
 
 def environment(isa: str = "avx2") -> dict[str, str]:
@@ -89,6 +102,59 @@ def test_a_block_is_timed_per_call(monkeypatch):
     assert measure.take_turns({"a": call}, rounds=2, calls=20) == {"a": [0.5, 0.5]}
 
 
+def test_a_gpu_is_waited_for(monkeypatch):
+    order: list[str] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: order.append("|"))
+    measure.take_turns({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, 1, 2, "cuda")
+    assert "".join(order) == "aabb" + "a|aa|" + "b|bb|"
+    order.clear()
+    measure.take_turns({"a": lambda: order.append("a")}, 1)
+    assert "".join(order) == "aa"
+
+
+def test_peak_growth_of_a_gpu(monkeypatch):
+    order: list[str] = []
+    taken = iter([100])
+
+    def note(name: str, result: object = None):
+        return lambda: order.append(name) or result
+
+    monkeypatch.setattr(torch.cuda, "synchronize", note("wait"))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", note("reset"))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: order.append("before") or next(taken))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", note("peak", 175))
+    assert measure.peak_growth_of_gpu(note("call")) == 75
+    assert order == ["wait", "reset", "before", "call", "wait", "peak"]
+
+
+def test_a_row_is_measured_where_its_shape_says(monkeypatch):
+    taken = []
+
+    def take_turns(contenders, rounds, calls, device):
+        taken.append((contenders, calls, device))
+        return {}
+
+    monkeypatch.setattr(registry, "take_turns", take_turns)
+    row = Row("row", "N={n}", Target(1), Shape(1024), lambda shape: shape.device, "a", "b")
+    row.measure()
+    row.on("cuda").measure()
+    assert taken == [("cpu", 1, "cpu"), ("cuda", registry.CALLS_IN_A_BLOCK, "cuda")]
+    monkeypatch.setattr(registry, "in_fresh_process", lambda function, *given: function(*given))
+    monkeypatch.setattr(registry, "peak_growth_of_gpu", lambda call: call())
+    row = registry.memory_row("row", "", 1, Shape(8), lambda shape: {"ours": lambda: shape.n})
+    assert row.on("cuda").measure()[1] == [{"growth": [8.0], "emb": [8 * 128 * 4.0]}]
+
+
+def test_batches_are_where_the_shape_says(threads):
+    shape = Shape(8, d=4, m=16, device="meta")
+    assert {tensor.device.type for tensor in core._batch(shape)} == {"meta"}
+    for row in core.ROWS:
+        row.contenders(shape)  # which would fail if they mixed devices
+    rows = torch.empty(3, 2, device="meta")
+    assert peers.products(rows, rows)["torch.mm out="]().device.type == "meta"
+    assert peers.naive_batch_hard(rows, torch.empty(3, dtype=torch.int64, device="meta")).is_meta
+
+
 def test_ratio_is_the_median_of_the_processes_ratios():
     # Medians within a process: 4/2, 9/3, 10/1. The processes' ratios 2, 3, 10 have the median 3.
     processes = [
@@ -140,6 +206,22 @@ def test_the_core_table_is_whole():
     }
 
 
+def test_the_gpu_table_is_whole():
+    assert len(GPU) == len(core.GPU_ROWS)
+    assert list(GPU)[: len(CORE)] == list(CORE)
+    assert [row.name for row in ONLY_GPU] == [
+        "compile-n8192",
+        "compile-n128",
+        "metric-learning-n8192",
+        "metric-learning-n128",
+    ]
+    assert all(row.target is None and row.shape.device == "cuda" for row in core.GPU_ROWS)
+    assert {name: GPU[name].shape.sizes() for name in CORE} == {
+        name: row.shape.sizes() for name, row in CORE.items()
+    }
+    assert GPU["mm-d512"].quick().shape == Shape(1024, d=512, device="cuda")
+
+
 def test_the_dense_table_is_whole():
     assert len(DENSE) == len(dense.ROWS)
     assert {name: row.target and (row.target.text("avx512"), row.shape.n) for name, row in DENSE.items()} == {
@@ -168,7 +250,9 @@ def test_a_quick_row_is_small_and_promises_nothing():
     assert DENSE["batch-all-k1024"].quick().shape == Shape(1024, k=128)
 
 
-@pytest.mark.parametrize("row", [*core.ROWS, *dense.ROWS], ids=lambda row: row.name)
+@pytest.mark.parametrize(
+    "row", [*core.ROWS, *dense.ROWS, GPU["metric-learning-n128"]], ids=lambda row: row.name
+)
 def test_every_contender_runs(row: Row):
     shape = Shape(n=16, d=8, k=min(row.shape.k, 8), m=32 if row.shape.m else 0)
     contenders = row.contenders(shape)
@@ -218,6 +302,22 @@ def test_core_check_refuses_a_wrong_loss(monkeypatch):
     monkeypatch.setattr(T, "triplet_loss", lambda *args, **kwargs: 1.01 * right(*args, **kwargs))
     with pytest.raises(AssertionError):
         core.check()
+
+
+@compiles
+def test_peers_check(monkeypatch):
+    core.check_peers()
+    right = peers.naive_batch_hard
+    monkeypatch.setattr(peers, "naive_batch_hard", lambda *given: 1.01 * right(*given))
+    with pytest.raises(AssertionError):
+        core.check_peers()
+
+
+def test_a_missing_peer_is_named(monkeypatch):
+    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setitem(core.PEERS, "metric-learning", ("the peer", peers.metric_learning_batch_hard))
+    with pytest.raises(AssertionError, match="the peer is not installed"):
+        GPU["metric-learning-n128"].contenders(Shape(8))
 
 
 def test_dense_check_passes():
@@ -270,6 +370,68 @@ def test_record(tmp_path):
     assert first["torch"] == str(torch.__version__)
 
 
+def test_record_of_a_gpu(tmp_path, a_gpu):
+    path = tmp_path / "core_cuda.csv"
+    row = GPU["naive-n128"]
+    record.append(path, "now", row, row.shape, [{"naive": [2.0], "ours": [1.0]}], measure.environment("cuda"))
+    with path.open(encoding="utf-8") as file:
+        line = next(csv.DictReader(file))
+    assert (line["gpu"], line["architecture"], line["cuda"], line["triton"]) == (
+        "Fast GPU",
+        "sm_90",
+        "13.0",
+        "3.7.1",
+    )
+    assert (line["n"], line["ratio"], line["target"], line["met"]) == ("128", "2", "", "")
+
+
+@pytest.mark.parametrize("suite", ["core", "dense"])
+def test_columns_are_those_of_the_results_so_far(suite):
+    path = command.RESULTS / f"{suite}.csv"
+    assert path.read_text(encoding="utf-8").splitlines()[0].split(",") == [
+        *record.COLUMNS,
+        *measure.environment(),
+    ]
+
+
+def test_command_without_a_gpu(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(command, "RESULTS", tmp_path)
+    monkeypatch.setattr("sys.argv", ["bench", "core", "--device", "cuda"])
+    command.main()
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line == f"No GPU here that torch {torch.__version__} could use: nothing was measured"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_command_with_a_gpu(monkeypatch, capsys, tmp_path, threads, a_gpu):
+    rows = [replace(GPU["bfloat16"], shape=Shape(1024), rounds=1)]  # on the CPU, after all
+    monkeypatch.setitem(command.SUITES, "core", {"cuda": (rows, core.check)})
+    monkeypatch.setattr(command, "RESULTS", tmp_path)
+    monkeypatch.setattr("sys.argv", ["bench", "core", "--device", "cuda"])
+    command.main()
+    printed = capsys.readouterr().out
+    assert "gpu Fast GPU, architecture sm_90" in printed
+    assert "targets met" not in printed
+    assert "Fast GPU" in (tmp_path / "core_cuda.csv").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["core", "--rows", "compile-n128"], "no such row on cpu: compile-n128"),
+        (["core", "--device", "cuda", "--rows", "mm"], "no such row on cuda: mm"),
+        (["core", "--device", "gpu"], "invalid choice: 'gpu'"),
+        (["dense", "--device", "cuda"], "invalid choice: 'cuda'"),
+    ],
+)
+def test_command_refuses(monkeypatch, capsys, arguments, text):
+    monkeypatch.setattr("sys.argv", ["bench", *arguments])
+    with pytest.raises(SystemExit, match="2"):
+        command.main()
+    assert text in capsys.readouterr().err
+
+
 def test_command_prints_and_records(monkeypatch, capsys, tmp_path, threads):
     path = tmp_path / "quick.csv"
     monkeypatch.setattr("sys.argv", ["bench", "core", "--quick", "--rows", "bfloat16", "--csv", str(path)])
@@ -286,7 +448,7 @@ def test_command_says_what_is_missed(monkeypatch, capsys, tmp_path, threads):
         replace(CORE["equal"], shape=Shape(1024), target=Target(1e9), rounds=1),
         replace(CORE["bfloat16"], shape=Shape(1024), target=None, rounds=1),
     ]
-    monkeypatch.setitem(command.SUITES, "core", (rows, core.check))
+    monkeypatch.setitem(command.SUITES, "core", {"cpu": (rows, core.check)})
     monkeypatch.setattr("sys.argv", ["bench", "core", "--csv", str(tmp_path / "core.csv")])
     command.main()
     printed = capsys.readouterr().out
@@ -304,10 +466,17 @@ def test_command_measures_the_dense_table(monkeypatch, capsys, tmp_path, threads
     assert path.read_text(encoding="utf-8").count("\n") == 3
 
 
-@pytest.mark.parametrize("suite", command.SUITES)
-def test_results_go_beside_those_of_the_same_table(monkeypatch, suite):
-    monkeypatch.setattr("sys.argv", ["bench", suite])
-    assert command._arguments().csv == command.RESULTS / f"{suite}.csv"
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (["core"], "core.csv"),
+        (["core", "--device", "cuda"], "core_cuda.csv"),
+        (["dense"], "dense.csv"),
+    ],
+)
+def test_results_go_beside_those_of_the_same_table(monkeypatch, arguments, name):
+    monkeypatch.setattr("sys.argv", ["bench", *arguments])
+    assert command._arguments().csv == command.RESULTS / name
 
 
 def test_speed_table(capsys, threads):
