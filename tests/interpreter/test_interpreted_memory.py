@@ -40,7 +40,7 @@ class Largest(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(
-    "name", ["easy+semihard", "batch_all", "semi_hard", "multi_similarity", "contrastive", "beta_margin"]
+    "name", ["easy+semihard", "batch_all", "semi_hard", "multi_similarity", "beta_margin"]
 )
 def test_no_square_of_the_batch_is_held(name):
     """Neither made on the way nor saved for the gradient."""

@@ -104,15 +104,7 @@ def _signature(names: list[str], constants: dict[str, Any], dtype: torch.dtype) 
 
 def _compilation(target: str, variant: Variant, dtype: torch.dtype, tile: Tile | None) -> Compilation:
     function = getattr(kernels, variant.kernel)
-    constants = dict(variant.constants)
-    if tile is not None:
-        constants |= {
-            "ROWS": tile.rows,
-            "COLUMNS": tile.columns,
-            "DEPTH": tile.depth,
-            "PRECISION": tile.precision,
-        }
-        constants |= {"SPAN": tile.span} if tile.span else {}
+    constants = variant.constants | (tile.constants() if tile else {})
     signature = _signature(function.arg_names, constants, dtype)
     padded = (*_ALIGNED, "width") if tile is not None else _ALIGNED
     has_products = tile is not None and variant.what != "uniform"

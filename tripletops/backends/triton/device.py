@@ -48,6 +48,20 @@ def half_squares(
 
 
 @triton.jit
+def share_of(split, tiles, length, COLUMNS: tl.constexpr):
+    """From where to where a split walks."""
+    start = split * tiles * COLUMNS
+    return start, tl.minimum(start + tiles * COLUMNS, length)
+
+
+@triton.jit
+def within_classes(start, stop, begin, end, length, COLUMNS: tl.constexpr):
+    """The same, but only where some row has candidates of its own class."""
+    lowest = tl.min(tl.where(end > begin, begin, length), 0)
+    return tl.maximum(start, lowest // COLUMNS * COLUMNS), tl.minimum(stop, tl.max(end, 0))
+
+
+@triton.jit
 def same_class(positions, begin, end):
     return (positions >= begin) & (positions < end)
 
@@ -95,15 +109,21 @@ def reported(square, x_factor, y_factor, unscale, width, DISTANCE: tl.constexpr)
 
 
 @triton.jit
-def to_distances(
-    half, x_half, y_half, wanted, x_plain, y_plain, rows, columns, unscale, width, DISTANCE: tl.constexpr
-):
-    """The distances of a tile, and which of the wanted pairs were too near for products to tell.
+def negative_distances(
+    x, x_half, x_nonzero, x_plain, y, y_half, y_plain, y_index, different, row_half, rows, columns, unscale,
+    width, DISTANCE: tl.constexpr, ZERO_ROWS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The distances of a tile, which of its different pairs are negatives, and which of those are near.
 
-    Those are measured from the rows themselves.
+    Near pairs, which products could not tell apart, are measured from the rows themselves.
     """
+    half = half_squares(
+        x, x_half, x_nonzero, y, y_half, rows, columns, width, ZERO_ROWS, ROWS, COLUMNS, DEPTH, PRECISION
+    )
     half = tl.maximum(half, 0.0)
-    near = wanted & (half * NEAR < x_half[:, None] + y_half[None, :])
+    negatives = different & (tl.load(y_index + columns) >= 0)[None, :]
+    near = negatives & (half * NEAR < row_half[:, None] + tl.load(y_half + columns)[None, :])
     if tl.max(tl.max(near.to(tl.int32), 1), 0) > 0:
         kind = half.dtype
         x_at, y_at = x_plain + rows.to(tl.int64) * width, y_plain + columns.to(tl.int64) * width
@@ -113,11 +133,11 @@ def to_distances(
             square += difference * difference
         half = tl.where(near, square * 0.5, half)
     if DISTANCE == EUCLIDEAN:
-        return tl.sqrt(half * 2) * unscale, near
+        return tl.sqrt(half * 2) * unscale, negatives, near
     elif DISTANCE == SQEUCLIDEAN:
-        return half * 2 * unscale * unscale, near
+        return half * 2 * unscale * unscale, negatives, near
     else:
-        return half, near
+        return half, negatives, near
 
 
 @triton.jit
@@ -136,6 +156,24 @@ def softplus(z):
 def logistic(z):
     small = tl.exp(-tl.abs(z))
     return tl.where(z >= 0, 1.0, small) / (1.0 + small)
+
+
+@triton.jit
+def threshold_slope(at, stride, ranks, distance, SOFTPLUS: tl.constexpr):
+    """Minus the slope of Σ [t − d]₊, or of Σ softplus(t − d), over the thresholds t from `at` on."""
+    slope = tl.zeros_like(distance)
+    for k in range(ranks):
+        z = tl.load(at + k * stride) - distance
+        slope += logistic(z) if SOFTPLUS else (z > 0).to(distance.dtype)
+    return slope
+
+
+@triton.jit
+def exponential_slope(limit, nearest, log_sum, rate, distance, negatives):
+    """Minus the slope of ln(1 + Σ e^(…)) / rate, over the negatives within a limit."""
+    kept = negatives & (distance < limit)
+    exponent = tl.where(kept, rate * (nearest - distance) - log_sum, 0.0)
+    return tl.where(kept, tl.exp(exponent), 0.0)
 
 
 # The generator: csrc/kernels/hash.h and `reference.noise` state it too.

@@ -13,6 +13,7 @@ from tripletops.backends.triton.device import (
     COSINE,
     EUCLIDEAN,
     NOBODY,
+    exponential_slope,
     gumbel,
     half_squares,
     hash_anchor,
@@ -21,11 +22,14 @@ from tripletops.backends.triton.device import (
     least_of,
     logistic,
     multiply,
+    negative_distances,
     reported,
     same_class,
+    share_of,
     softplus,
     squared_distance,
-    to_distances,
+    threshold_slope,
+    within_classes,
 )
 
 # What `select` keeps.
@@ -72,12 +76,9 @@ def select(
     best_negative = tl.full((ROWS, RANKS), float("inf"), kind)
     negative = tl.full((ROWS, RANKS), NOBODY, tl.int32)
 
-    start = split * tiles * COLUMNS
-    stop = tl.minimum(start + tiles * COLUMNS, y_length)
-    if NEGATIVE == NOTHING:  # the classes of these anchors alone
-        lowest = tl.min(tl.where(class_end > class_begin, class_begin, y_length), 0)
-        start = tl.maximum(start, lowest // COLUMNS * COLUMNS)
-        stop = tl.minimum(stop, tl.max(class_end, 0))
+    start, stop = share_of(split, tiles, y_length, COLUMNS)
+    if NEGATIVE == NOTHING:
+        start, stop = within_classes(start, stop, class_begin, class_end, y_length, COLUMNS)
     for column in range(start, stop, COLUMNS):
         columns = column + tl.arange(0, COLUMNS)
         index = tl.load(y_index + columns)
@@ -153,12 +154,9 @@ def draw(
         slope, height_slope = tl.load(density).to(kind), tl.load(density + 1).to(kind)
         least_square, limit = tl.load(density + 2).to(kind), tl.load(density + 3).to(kind)
 
-    start = split * tiles * COLUMNS
-    stop = tl.minimum(start + tiles * COLUMNS, y_length)
+    start, stop = share_of(split, tiles, y_length, COLUMNS)
     if POSITIVES:
-        lowest = tl.min(tl.where(class_end > class_begin, class_begin, y_length), 0)
-        start = tl.maximum(start, lowest // COLUMNS * COLUMNS)
-        stop = tl.minimum(stop, tl.max(class_end, 0))
+        start, stop = within_classes(start, stop, class_begin, class_end, y_length, COLUMNS)
     for column in range(start, stop, COLUMNS):
         columns = column + tl.arange(0, COLUMNS)
         index = tl.load(y_index + columns)
@@ -371,35 +369,21 @@ def cost(
     split, chunk = tl.program_id(1), tl.program_id(2)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     ranks = tl.arange(0, RANKS)
-    class_begin, class_end = tl.load(begin + rows), tl.load(end + rows)
-    own, i = tl.load(self_position + rows), tl.load(x_index + rows)
-    kind: tl.constexpr = x_half.dtype.element_ty
+    class_begin, class_end = tl.load(begin + rows)[:, None], tl.load(end + rows)[:, None]
+    own, alive = tl.load(self_position + rows)[:, None], (tl.load(x_index + rows) >= 0)[:, None]
     row_half = tl.load(x_half + rows)
+    kind: tl.constexpr = x_half.dtype.element_ty
     back = tl.load(unscale).to(kind)
     total, slope = tl.zeros((ROWS, RANKS), tl.float64), tl.zeros((ROWS, RANKS), tl.float64)
-    start = split * tiles * COLUMNS
-    for column in range(start, tl.minimum(start + tiles * COLUMNS, y_length), COLUMNS):
+    start, stop = share_of(split, tiles, y_length, COLUMNS)
+    for column in range(start, stop, COLUMNS):
         columns = column + tl.arange(0, COLUMNS)
-        j = tl.load(y_index + columns)
-        half = half_squares(
-            x, x_half, x_nonzero, y, y_half, rows, columns, width,
-            ZERO_ROWS, ROWS, COLUMNS, DEPTH, PRECISION,
+        different = alive & (columns[None, :] != own)
+        different = different & ~same_class(columns[None, :], class_begin, class_end)
+        distance, negatives, _ = negative_distances(
+            x, x_half, x_nonzero, x_plain, y, y_half, y_plain, y_index, different, row_half, rows, columns,
+            back, width, DISTANCE, ZERO_ROWS, ROWS, COLUMNS, DEPTH, PRECISION,
         )  # fmt: skip
-        usable = (j >= 0)[None, :] & (i >= 0)[:, None] & (columns[None, :] != own[:, None])
-        negatives = usable & ~same_class(columns[None, :], class_begin[:, None], class_end[:, None])
-        distance, _ = to_distances(
-            half,
-            row_half,
-            tl.load(y_half + columns),
-            negatives,
-            x_plain,
-            y_plain,
-            rows,
-            columns,
-            back,
-            width,
-            DISTANCE,
-        )
         for k in range(RANKS):
             threshold = tl.load(thresholds + (chunk * RANKS + k).to(tl.int64) * x_length + rows)
             z = threshold[:, None] - distance
@@ -431,35 +415,21 @@ def similarity(
     """The nearest negative of an anchor, and Σ e^(rate·(nearest − d)) over the negatives within its limit."""
     split = tl.program_id(1)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    class_begin, class_end = tl.load(begin + rows), tl.load(end + rows)
-    own, i = tl.load(self_position + rows), tl.load(x_index + rows)
-    kind: tl.constexpr = x_half.dtype.element_ty
+    class_begin, class_end = tl.load(begin + rows)[:, None], tl.load(end + rows)[:, None]
+    own, alive = tl.load(self_position + rows)[:, None], (tl.load(x_index + rows) >= 0)[:, None]
     row_half = tl.load(x_half + rows)
+    kind: tl.constexpr = x_half.dtype.element_ty
     back, beta, limit = tl.load(unscale).to(kind), tl.load(rate).to(kind), tl.load(limits + rows)
     best, total = tl.full((ROWS,), float("inf"), kind), tl.zeros((ROWS,), tl.float64)
-    start = split * tiles * COLUMNS
-    for column in range(start, tl.minimum(start + tiles * COLUMNS, y_length), COLUMNS):
+    start, stop = share_of(split, tiles, y_length, COLUMNS)
+    for column in range(start, stop, COLUMNS):
         columns = column + tl.arange(0, COLUMNS)
-        j = tl.load(y_index + columns)
-        half = half_squares(
-            x, x_half, x_nonzero, y, y_half, rows, columns, width,
-            ZERO_ROWS, ROWS, COLUMNS, DEPTH, PRECISION,
+        different = alive & (columns[None, :] != own)
+        different = different & ~same_class(columns[None, :], class_begin, class_end)
+        distance, negatives, _ = negative_distances(
+            x, x_half, x_nonzero, x_plain, y, y_half, y_plain, y_index, different, row_half, rows, columns,
+            back, width, COSINE, ZERO_ROWS, ROWS, COLUMNS, DEPTH, PRECISION,
         )  # fmt: skip
-        usable = (j >= 0)[None, :] & (i >= 0)[:, None] & (columns[None, :] != own[:, None])
-        negatives = usable & ~same_class(columns[None, :], class_begin[:, None], class_end[:, None])
-        distance, _ = to_distances(
-            half,
-            row_half,
-            tl.load(y_half + columns),
-            negatives,
-            x_plain,
-            y_plain,
-            rows,
-            columns,
-            back,
-            width,
-            COSINE,
-        )
         nearer = tl.minimum(best, tl.min(tl.where(negatives, distance, float("inf")), 1))
         base = tl.where(nearer < float("inf"), nearer, 0.0)
         kept = negatives & (distance < limit[:, None])
@@ -490,81 +460,53 @@ def weigh(
     split = tl.program_id(2)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     span = tl.program_id(1) * SPAN + tl.arange(0, SPAN)
+    alive, row_half = (tl.load(x_index + rows) >= 0)[:, None], tl.load(x_half + rows)
     kind: tl.constexpr = x_half.dtype.element_ty
-    i, row_half = tl.load(x_index + rows), tl.load(x_half + rows)
-    back = tl.load(unscale).to(kind)
-    if AS_ANCHOR:
-        class_begin, class_end = tl.load(begin + rows)[:, None], tl.load(end + rows)[:, None]
-        own = tl.load(self_position + rows)[:, None]
-        row_weight = tl.load(weights + rows)
-        if COST == EXPONENTIAL:
-            row_limit, row_nearest = tl.load(limits + rows), tl.load(nearest + rows)
-            row_log_sum = tl.load(log_sums + rows)
-    if COST == EXPONENTIAL:
-        beta = tl.load(rate).to(kind)
+    back, beta = tl.load(unscale).to(kind), tl.load(rate).to(kind)
+    stride = (x_length if AS_ANCHOR else y_length).to(tl.int64)
     sums, total = tl.zeros((ROWS, SPAN), kind), tl.zeros((ROWS,), kind)
-    start = split * tiles * COLUMNS
-    for column in range(start, tl.minimum(start + tiles * COLUMNS, y_length), COLUMNS):
+    start, stop = share_of(split, tiles, y_length, COLUMNS)
+    for column in range(start, stop, COLUMNS):
         columns = column + tl.arange(0, COLUMNS)
-        j = tl.load(y_index + columns)
-        half = half_squares(
-            x, x_half, x_nonzero, y, y_half, rows, columns, width,
-            ZERO_ROWS, ROWS, COLUMNS, DEPTH, PRECISION,
-        )  # fmt: skip
+        down, across = rows[:, None], columns[None, :]
         if AS_ANCHOR:
-            different = ~same_class(columns[None, :], class_begin, class_end) & (columns[None, :] != own)
+            same = same_class(across, tl.load(begin + down), tl.load(end + down))
+            different = alive & ~same & (across != tl.load(self_position + down))
         else:
-            column_begin, column_end = tl.load(begin + columns)[None, :], tl.load(end + columns)[None, :]
-            different = ~same_class(rows[:, None], column_begin, column_end)
-            different = different & (tl.load(self_position + columns)[None, :] != rows[:, None])
-        negatives = different & (i >= 0)[:, None] & (j >= 0)[None, :]
-        distance, near = to_distances(
-            half,
-            row_half,
-            tl.load(y_half + columns),
-            negatives,
-            x_plain,
-            y_plain,
-            rows,
-            columns,
-            back,
-            width,
-            DISTANCE,
-        )
+            same = same_class(down, tl.load(begin + across), tl.load(end + across))
+            different = alive & ~same & (down != tl.load(self_position + across))
+        distance, negatives, near = negative_distances(
+            x, x_half, x_nonzero, x_plain, y, y_half, y_plain, y_index, different, row_half, rows, columns,
+            back, width, DISTANCE, ZERO_ROWS, ROWS, COLUMNS, DEPTH, PRECISION,
+        )  # fmt: skip
         weight = tl.zeros((ROWS, COLUMNS), kind)
         if COST == EXPONENTIAL:
             if AS_ANCHOR:
-                exponent = beta * (row_nearest[:, None] - distance) - row_log_sum[:, None]
-                kept = negatives & (distance < row_limit[:, None])
-                weight += tl.where(kept, tl.exp(tl.where(kept, exponent, 0.0)), 0.0) * row_weight[:, None]
+                slope = exponential_slope(
+                    tl.load(limits + down), tl.load(nearest + down), tl.load(log_sums + down), beta,
+                    distance, negatives,
+                )  # fmt: skip
+                weight += slope * tl.load(weights + down)
             if AS_CANDIDATE:
-                exponent = beta * (tl.load(nearest + columns)[None, :] - distance)
-                exponent -= tl.load(log_sums + columns)[None, :]
-                kept = negatives & (distance < tl.load(limits + columns)[None, :])
-                term = tl.where(kept, tl.exp(tl.where(kept, exponent, 0.0)), 0.0)
-                weight += term * tl.load(weights + columns)[None, :]
+                slope = exponential_slope(
+                    tl.load(limits + across), tl.load(nearest + across), tl.load(log_sums + across), beta,
+                    distance, negatives,
+                )  # fmt: skip
+                weight += slope * tl.load(weights + across)
         else:
-            stride = (x_length if AS_ANCHOR else y_length).to(tl.int64)
             if AS_ANCHOR:
-                slope = tl.zeros((ROWS, COLUMNS), kind)
-                for k in range(ranks):
-                    z = tl.load(thresholds + k * stride + rows)[:, None] - distance
-                    slope += logistic(z) if COST == SOFT else (z > 0).to(kind)
-                weight += slope * row_weight[:, None]
+                slope = threshold_slope(thresholds + down, stride, ranks, distance, COST == SOFT)
+                weight += slope * tl.load(weights + down)
             if AS_CANDIDATE:
-                slope = tl.zeros((ROWS, COLUMNS), kind)
-                for k in range(ranks):
-                    z = tl.load(thresholds + k * stride + columns)[None, :] - distance
-                    slope += logistic(z) if COST == SOFT else (z > 0).to(kind)
-                weight += slope * tl.load(weights + columns)[None, :]
+                slope = threshold_slope(thresholds + across, stride, ranks, distance, COST == SOFT)
+                weight += slope * tl.load(weights + across)
         if DISTANCE == EUCLIDEAN:
             apart = negatives & (distance > 0)
             weight = tl.where(apart, weight / tl.where(apart, distance, 1.0), 0.0)
         else:
             weight = tl.where(negatives, weight, 0.0)
         if ZERO_ROWS:
-            both = tl.load(x_nonzero + rows)[:, None] * tl.load(y_nonzero + columns)[None, :]
-            weight = tl.where(both == 0, 0.0, weight)
+            weight = tl.where(tl.load(x_nonzero + down) * tl.load(y_nonzero + across) == 0, 0.0, weight)
 
         clear = tl.where(near, 0.0, weight)
         total += tl.sum(clear, 1)

@@ -30,6 +30,12 @@ class Tile(NamedTuple):
     reason: str
     few_blocks: str = ""  # why fewer than two blocks on a multiprocessor will do
 
+    def constants(self) -> dict[str, Any]:
+        """As the kernels take them."""
+        span = {"SPAN": self.span} if self.span else {}
+        sizes = {"ROWS": self.rows, "COLUMNS": self.columns, "DEPTH": self.depth}
+        return {**sizes, **span, "PRECISION": self.precision}
+
 
 # Prepared rows are padded to whole tiles of any of these.
 LENGTHS, WIDTHS = (32, 16) if INTERPRETED else (128, 64)
@@ -44,10 +50,8 @@ DEPTH = 32 if INTERPRETED else 64  # dimensions of a row that are loaded at a ti
 _SQUARE = "the largest square, for the most reuse, with which two blocks fit the registers of an SM"
 _DEEP = "half as many bytes a dimension: twice the depth in the same shared memory, fewer trips"
 _NARROW = "half the columns, twice the depth: finer shares of the walk, for batches too small to fill the GPU"
-_TERMS = "terms of several thresholds live beside the distances: half the columns, so that nothing spills"
-_MMA = (
-    "half the rows again: with 64 of them Triton 3.7 chooses instructions of sm_100 that it fails to compile"
-)
+_TERMS = "terms of several thresholds live beside the three products of tf32x3: what does not spill"
+_MMA = "twice that in half precision; 64 rows are more than Triton 3.7 can compile for sm_100"
 _LOGS = "hashes and logarithms live beside the products: a quarter of the pairs, so that nothing spills"
 _DOUBLES = "a number takes two registers, its logarithm many more: the largest square that does not spill"
 _ONE_PASS = "all of D ≤ 128 in one pass: distances are not computed anew for a second half of the gradient"
@@ -61,11 +65,8 @@ def _by_type(full: _Choices, half: _Choices, double: _Choices) -> dict[torch.dty
     return {torch.float32: full, torch.bfloat16: half, torch.float16: half, torch.float64: double}
 
 
-def _gpu(full: str, stages: int, terms: Tile | None = None, weigh_rows: int = 32) -> _Tiles:
-    """`full` is how float32 is multiplied, `terms` the tile of `cost` in half precision.
-
-    Rows that were normalised never come in half precision.
-    """
+def _gpu(full: str, stages: int, cost_columns: int, weigh_rows: int) -> _Tiles:
+    """`full` is how float32 is multiplied. Rows that were normalised never come in half precision."""
 
     def walk(rows: int, columns: int, depth: int, reason: str) -> Tile:
         return Tile(rows, columns, depth, 0, 4, stages, full, reason)
@@ -77,32 +78,31 @@ def _gpu(full: str, stages: int, terms: Tile | None = None, weigh_rows: int = 32
         return Tile(rows, 32, 16, span, 8, 2, precision, _ONE_PASS, _EIGHT_WARPS)
 
     square, logs, once = walk(64, 64, 16, _SQUARE), walk(32, 32, 16, _LOGS), weigh(weigh_rows, 128, full)
-    half_terms = terms or walk(64, 32, 32, _TERMS)
     return {
         "select": _by_type(
             (square, walk(64, 32, 32, _NARROW)), (walk(64, 64, 32, _DEEP),), (double(32, 32),)
         ),
         "similarity": _by_type((square,), (square,), (double(32, 32),)),
-        "cost": _by_type((walk(64, 32, 16, _TERMS),), (half_terms,), (double(16, 16),)),
+        "cost": _by_type((walk(32, cost_columns, 16, _TERMS),), (walk(32, 32, 32, _MMA),), (double(16, 16),)),
         "draw": _by_type((logs,), (logs,), (double(16, 32),)),
         "weigh": _by_type((once,), (once,), (weigh(weigh_rows // 2, 64, "ieee"),)),
     }
 
 
-def _interpreted(rows: int) -> Tile:
-    return Tile(rows, 32, 16, 16, 4, 1, "interpreter", "small batches cross the edges of tiles")
+def _interpreted(rows: int, span: int) -> Tile:
+    return Tile(rows, 32, 16, span, 4, 1, "interpreter", "small batches cross the edges of tiles")
 
 
 TILES: dict[str, _Tiles] = {
-    "sm_80": _gpu("tf32x3", 2),
-    "sm_90": _gpu("tf32x3", 2),
+    "sm_80": _gpu("tf32x3", 2, cost_columns=32, weigh_rows=32),
+    "sm_90": _gpu("tf32x3", 2, cost_columns=16, weigh_rows=32),
     # Results wait in tensor memory: loads can be further ahead.
-    "sm_100": _gpu("tf32x3", 3, Tile(32, 32, 32, 0, 4, 3, "tf32x3", _MMA)),
+    "sm_100": _gpu("tf32x3", 3, cost_columns=16, weigh_rows=32),
     # It has float32 tensor cores, and no tf32x3; and 512 registers for each of its 64 lanes.
-    "gfx942": _gpu("ieee", 2, weigh_rows=64),
+    "gfx942": _gpu("ieee", 2, cost_columns=32, weigh_rows=64),
     "interpreter": {
-        kernel: _by_type(*3 * [(_interpreted(32), _interpreted(16))])
-        for kernel in ("select", "similarity", "cost", "draw", "weigh")
+        kernel: _by_type(*3 * [(_interpreted(32, span), _interpreted(16, span))])
+        for kernel, span in (("select", 0), ("similarity", 0), ("cost", 0), ("draw", 0), ("weigh", 16))
     },
 }
 
@@ -177,13 +177,6 @@ def launch(
     device = arguments[0].device
     here: AbstractContextManager[Any] = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
     if tile is not None:
-        constants |= {
-            "ROWS": tile.rows,
-            "COLUMNS": tile.columns,
-            "DEPTH": tile.depth,
-            "PRECISION": tile.precision,
-            "num_warps": tile.warps,
-            "num_stages": tile.stages,
-        }
+        constants |= {**tile.constants(), "num_warps": tile.warps, "num_stages": tile.stages}
     with here:
         kernel[grid](*arguments, enable_fp_fusion=True, **constants)

@@ -246,7 +246,6 @@ class Tuples:
                 AS_CANDIDATE=as_candidate,
                 DISTANCE=rows.distance,
                 ZERO_ROWS=rows.zero_rows,
-                SPAN=tile.span,
                 tile=tile,
             )
             return pulled.sum(0)
