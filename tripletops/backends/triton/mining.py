@@ -244,15 +244,18 @@ def select(rows: Rows, rules: Rules, unit_rows: Any) -> Picked:
     if rules.positive == RANDOM_POSITIVE:
         assert rules.seed is not None
         given = draw(rows, rules.seed, positives=True)
+    positive = negative = torch.full_like(rows.anchors.row, -1)
     if rules.negative == SEMIHARD:
         found = walk(rows, positive_rule if given is None else _GIVEN, _NOTHING, given=given)
-        positive = found.positive if given is None else given
+        positive = found.positive
         floors = found.positive_key.where(positive >= 0, torch.inf)[None]
         negative = walk(rows, _NOTHING, negative_rule, floors=floors).negative[0]
-    else:
+    elif positive_rule != _NOTHING or negative_rule != _NOTHING:
         found = walk(rows, positive_rule, negative_rule)
-        positive = found.positive if given is None else given
+        positive = found.positive
         negative = found.farthest if negative_rule == kernels.FARTHEST.value else found.negative[0]
+    if given is not None:
+        positive = given
     if rules.negative == RANDOM_NEGATIVE:
         assert rules.seed is not None
         negative = draw(rows, rules.seed, positives=False)
