@@ -7,8 +7,7 @@ than the rows. Negatives are streamed tile by tile, and once more in the backwar
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
+from functools import cached_property, partial
 from math import inf, nan
 from typing import NamedTuple
 
@@ -108,11 +107,11 @@ class Tuples:
 
     # Lists of positives.
 
-    @property
-    def ranks(self) -> Iterator[tuple[int, int]]:
-        most = int((self.rows.end - self.rows.begin).max()) if self.rows.count else 0
-        step = max(self.rows.width, RANKS)
-        return ((first, min(first + step, most)) for first in range(0, most, step))
+    @cached_property
+    def ranks(self) -> list[tuple[int, int]]:
+        """From which rank to which a list goes: the one thing that has to be read back from the device."""
+        most, step = int((self.rows.end - self.rows.begin).max()), max(self.rows.width, RANKS)
+        return [(first, min(first + step, most)) for first in range(0, most, step)]
 
     def positives(self, first: int, last: int) -> tuple[Tensor, Tensor]:
         """(ranks, L) rows and distances of the positives of these ranks, −1 and NaN for none."""
