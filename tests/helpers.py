@@ -168,6 +168,25 @@ def random_batch(
     return Batch(emb.to(dtype), labels, ref_emb.to(dtype), ref_labels, self_index, seed=seed)
 
 
+KINDS = ("normal", "lattice", "duplicates", "some zero", "offset", "long", "short")
+
+
+def rows_of_kind(kind: str, count: int, width: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    """Rows of one of KINDS in float64, none of them beyond the range of `dtype`."""
+    x = torch.randn(count, width, generator=generator, dtype=torch.float64)
+    if kind == "lattice":
+        x = torch.randint(-2, 3, (count, width), generator=generator).double()
+    elif kind == "duplicates" and count:
+        x = x[torch.randint(1 + count // 4, (count,), generator=generator)]
+    elif kind == "some zero":
+        x[torch.rand(count, generator=generator) < 0.3] = 0
+    elif kind == "offset":
+        x += 100
+    elif kind in ("long", "short") and dtype not in (torch.float16, torch.bfloat16):
+        x *= 1e15 if kind == "long" else 1e-15
+    return x
+
+
 # Batches without any triplet. Blocks of the kernels hold 96 rows.
 ALONE = {
     "no rows": Batch(torch.ones(0, 3), torch.ones(0, dtype=torch.int64)),

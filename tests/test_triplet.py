@@ -18,6 +18,7 @@ from helpers import (
     ALONE,
     DISTANCES,
     DTYPES,
+    KINDS,
     LAYOUTS,
     LOSSES,
     NEGATIVES,
@@ -39,6 +40,7 @@ from helpers import (
     objectives_of,
     oracle_picks,
     random_batch,
+    rows_of_kind,
     run_loss,
 )
 from hypothesis import strategies as st
@@ -803,9 +805,6 @@ def test_handwritten_digits(shared_data):
 # Everything at once
 
 
-KINDS = ("normal", "lattice", "duplicates", "some zero", "offset", "long", "short")
-
-
 @st.composite
 def batches(draw: st.DrawFn) -> Batch:
     generator = torch.Generator().manual_seed(draw(st.integers(0, 10**6)))
@@ -819,17 +818,7 @@ def batches(draw: st.DrawFn) -> Batch:
 
     def rows(count: int) -> tuple[Tensor, Tensor]:
         labels = torch.randint(classes, (count,), generator=generator)
-        x = torch.randn(count, width, generator=generator, dtype=torch.float64)
-        if kind == "lattice":
-            x = torch.randint(-2, 3, (count, width), generator=generator).double()
-        elif kind == "duplicates" and count:
-            x = x[torch.randint(1 + count // 4, (count,), generator=generator)]
-        elif kind == "some zero":
-            x[torch.rand(count, generator=generator) < 0.3] = 0
-        elif kind == "offset":
-            x += 100
-        elif kind in ("long", "short") and dtype not in (torch.float16, torch.bfloat16):
-            x *= 1e15 if kind == "long" else 1e-15
+        x = rows_of_kind(kind, count, width, dtype, generator)
         if ignore_label is not None:
             x[labels == ignore_label] = math.nan
         if count and width and draw(st.integers(0, 19)) == 0:
