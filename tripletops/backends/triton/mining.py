@@ -5,7 +5,7 @@ As on the CPU: walk over the tiles, settle what was found, measure the winners f
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -235,8 +235,8 @@ class Picked(NamedTuple):
     d_an: Tensor
 
 
-def select(rows: Rows, rules: Rules, unit_rows: Any) -> Picked:
-    """One positive and one negative for every anchor, measured. `unit_rows()` gives the rows of cosine."""
+def select(rows: Rows, rules: Rules) -> Picked:
+    """One positive and one negative for every anchor, measured."""
     alive = rows.anchors.row >= 0
     positive_rule = _POSITIVES.get(rules.positive, _NOTHING)
     negative_rule = _NEGATIVES.get(rules.negative, _NOTHING)
@@ -261,7 +261,8 @@ def select(rows: Rows, rules: Rules, unit_rows: Any) -> Picked:
         negative = draw(rows, rules.seed, positives=False)
     elif rules.negative == BY_DISTANCE:
         assert rules.seed is not None
-        negative = draw_by_distance(unit_rows(), rules.seed, rules.cutoff, rules.nonzero_loss_cutoff)
+        unit_rows = rows.under_cosine()
+        negative = draw_by_distance(unit_rows, rules.seed, rules.cutoff, rules.nonzero_loss_cutoff)
     picks = torch.stack([positive, negative]).where(alive, -1)
     if rules.negative == SEMIHARD:
         d_ap = measure(rows, picks[:1])

@@ -57,6 +57,7 @@ class Rows:
         ignore_label: int | None,
         distance: int,
     ) -> None:
+        self.batch = emb, labels, ref_emb, ref_labels, self_index, ignore_label
         self.self_mining = ref_emb is None
         self.distance = distance
         self.width = emb.shape[1]
@@ -103,6 +104,10 @@ class Rows:
             own = position[named.where(inside, 0)].where(inside, -1)
         self.begin, self.end = _padded(begin, length, 0), _padded(end, length, 0)
         self.self_position = _padded(own, length, -1)
+
+    def under_cosine(self) -> Rows:
+        """The same batch, by that distance."""
+        return self if self.distance == COSINE else Rows(*self.batch, COSINE)
 
     @property
     def count(self) -> int:

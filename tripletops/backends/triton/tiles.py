@@ -126,7 +126,7 @@ def target(device: torch.device) -> str:
 
 @cache
 def _multiprocessors(device: torch.device) -> int:
-    return 1 if INTERPRETED else torch.cuda.get_device_properties(device).multi_processor_count
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def shares(device: torch.device, blocks: int, tiles: int) -> tuple[int, int]:

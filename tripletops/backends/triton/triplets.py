@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from math import nan
 from typing import Any
 
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from tripletops.backends.triton import kernels
 from tripletops.backends.triton.mining import Ends, Lists, Rules, pull, select
-from tripletops.backends.triton.rows import COSINE, Rows, factors_of
+from tripletops.backends.triton.rows import Rows, factors_of
 from tripletops.backends.triton.tiles import SCORED, launch
 
 MEAN, MEAN_NONZERO, SUM, NONE = range(4)  # the codes of `ops.REDUCTION`
@@ -28,10 +27,8 @@ def _mine(
     nonzero_loss_cutoff: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """(2, N) picks and distances, and whether all rows are finite."""
-    batch = emb, labels, ref_emb, ref_labels, self_index, ignore_label
-    rows = Rows(*batch, distance)
-    unit_rows = partial(Rows, *batch, COSINE) if distance != COSINE else lambda: rows
-    picked = select(rows, Rules(seed, positive, negative, cutoff, nonzero_loss_cutoff), unit_rows)
+    rows = Rows(emb, labels, ref_emb, ref_labels, self_index, ignore_label, distance)
+    picked = select(rows, Rules(seed, positive, negative, cutoff, nonzero_loss_cutoff))
     picks = rows.by_row(torch.stack([picked.positive, picked.negative]).long())
     distances = rows.by_row(torch.stack([picked.d_ap, picked.d_an]))
     return picks.where(rows.finite, -1), distances.where(rows.finite, nan), rows.finite

@@ -7,7 +7,7 @@ than the rows. Negatives are streamed tile by tile, and once more in the backwar
 
 from __future__ import annotations
 
-from functools import cached_property, partial
+from functools import cached_property
 from math import inf, nan
 from typing import NamedTuple
 
@@ -410,20 +410,16 @@ def tuples_forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The loss, how many terms count (see `ops.py`), picks and, for the backward, four numbers an anchor.
 
-    Those are the distances of the picks and the numbers of active pairs, or multi-similarity's; the last is
-    NaN where something was not finite.
+    Those are the distances of the picks and the numbers of active pairs, or multi-similarity's.
     """
-    batch = emb, labels, ref_emb, ref_labels, self_index, ignore_label
-    rows = Rows(*batch, distance)
+    rows = Rows(emb, labels, ref_emb, ref_labels, self_index, ignore_label, distance)
     tuples = Tuples(rows, positive, negative, objective, reduction, parameters, beta)
     picks = torch.full((2, tuples.length), -1, dtype=torch.int32, device=emb.device)
     state = torch.zeros((4, tuples.length), dtype=rows.kind, device=emb.device)
     negative_loss = tuples.by_anchor(0)
     if tuples.pairs_only:
         if tuples.picks_positives or tuples.picks_negatives:
-            rules = Rules(seed, positive, negative, cutoff, nonzero_loss_cutoff)
-            unit_rows = partial(Rows, *batch, COSINE) if distance != COSINE else lambda: rows
-            picked = select(rows, rules, unit_rows)
+            picked = select(rows, Rules(seed, positive, negative, cutoff, nonzero_loss_cutoff))
             picks = torch.stack([picked.positive, picked.negative]).where(tuples.any, -1)
             state[:2] = torch.stack([picked.d_ap, picked.d_an])
         positive_loss, pulled = tuples.positive_pairs(state[0])
@@ -448,7 +444,6 @@ def tuples_forward(
         share, negative_share = tuples.shares(active)
         loss = positive_loss.sum() * share + negative_loss.sum() * negative_share
     loss = loss.where(tuples.any, 0).where(tuples.finite, nan).to(rows.kind)
-    state[3] = state[3].where(tuples.finite, nan)
     return loss, active, rows.by_row(picks.where(counts, -1).long()), rows.by_row(state)
 
 
@@ -504,14 +499,14 @@ def tuples_backward(
             add_pairs(negatives.candidate, negatives.distance, negatives.weight * negative_weight)
     elif objective == MULTI_SIMILARITY:
         nearest, farthest, positive_log_sum, negative_log_sum = state
-        easy = tuples.positive_exponent(farthest) + positive_log_sum.double()
+        log_sum = tuples.positive_exponent(farthest) + positive_log_sum.double()
         for first, last in tuples.ranks:
             candidate, d = tuples.positives(first, last)
             exponent = tuples.positive_exponent(d)
             if tuples.easy:
                 slope = torch.sigmoid(exponent) * (candidate == picks[0])
             else:
-                slope = (exponent - easy).exp() * tuples.is_kept(d, nearest)
+                slope = (exponent - log_sum).exp() * tuples.is_kept(d, nearest)
             add_pairs(candidate, d, slope * positive_weight)
         rate = torch.tensor(parameters[1], dtype=torch.float64, device=emb.device)
         limits = tuples.limits(farthest)
