@@ -3,7 +3,7 @@
 `nn → functional → ops → backends`; `reference` imports torch alone; `bench` and `train_ref` use the public
 surface only, and `reference` as a baseline; `ops` is the only user of `torch.library`, `ops.cpp` the only one
 of torch's headers, `backends/triton` the only one of triton. That package is imported where it is needed: by
-functions, never as tripletops itself is.
+functions, never as tripletops itself is. So are the packages of others that tripletops can do without.
 """
 
 from __future__ import annotations
@@ -24,7 +24,13 @@ TRITON_MODULES = ("tiles", "device", "kernels", "rows", "mining", "triplets", "t
 
 # What each module of tripletops may import of tripletops. A new module has to find its place here.
 ALLOWED: dict[str, set[str]] = {
-    "tripletops": {"tripletops.nn", "tripletops.functional", "tripletops.backends"},
+    "tripletops": {
+        "tripletops.nn",
+        "tripletops.functional",
+        "tripletops.backends",
+        "tripletops.evaluate",
+        "tripletops.samplers",
+    },
     "tripletops.info": {
         "tripletops",
         "tripletops.backends",
@@ -38,6 +44,8 @@ ALLOWED: dict[str, set[str]] = {
         "tripletops.reference",
         "tripletops.backends",
     },
+    "tripletops.evaluate": {"tripletops._arguments", "tripletops.functional"},
+    "tripletops.samplers": set(),
     "tripletops._arguments": {"tripletops.ops"},
     "tripletops.ops": {"tripletops.backends", "tripletops.backends.cpu", TRITON},
     "tripletops.backends": {"tripletops.backends.cpu"},
@@ -51,7 +59,16 @@ ALLOWED: dict[str, set[str]] = {
 }
 PACKAGES = {"tripletops", "tripletops.backends", TRITON}
 OUTSIDE = ("bench", "train_ref")
-PUBLIC = {"tripletops", "tripletops.nn", "tripletops.info", "tripletops.reference"}
+PUBLIC = {
+    "tripletops",
+    "tripletops.nn",
+    "tripletops.info",
+    "tripletops.reference",
+    "tripletops.evaluate",
+    "tripletops.samplers",
+}
+# What else a module may import, where it waits for a call or serves type checkers alone.
+LATER = {"tripletops.evaluate": {"sklearn", "faiss"}}
 TORCH_HEADER = re.compile(r'^\s*#\s*include\s*[<"](torch|ATen|c10|caffe2)/', re.MULTILINE)
 
 
@@ -118,8 +135,12 @@ def breaches(root: Path) -> list[str]:
             else:
                 allowed = top == "torch" or top in sys.stdlib_module_names
                 allowed = allowed or (top == "triton" and is_of_triton(name))
+                allowed = allowed or top in LATER.get(name, set())
             if not allowed:
                 found.append(f"{name} imports {imported}")
+        for imported in imports(path, root, at_once=True):
+            if imported.partition(".")[0] in LATER.get(name, set()):
+                found.append(f"{name} imports {imported} at once")
         if not is_of_triton(name) and any(map(is_of_triton, imports(path, root, at_once=True))):
             found.append(f"{name} imports {TRITON} at once")
         used = {*imports(path, root), *attributes(path)}
@@ -229,6 +250,36 @@ def test_every_room_is_there():
             "from tripletops.ops import LOSS",
             "tripletops.reference imports tripletops.ops",
         ),
+        (
+            "tripletops/evaluate.py",
+            "from sklearn.cluster import KMeans",
+            "tripletops.evaluate imports sklearn.cluster at once",
+        ),
+        (
+            "tripletops/evaluate.py",
+            "try:\n    import faiss\nexcept ImportError:\n    faiss = None",
+            "tripletops.evaluate imports faiss at once",
+        ),
+        (
+            "tripletops/evaluate.py",
+            "def f():\n    import scipy.spatial",
+            "tripletops.evaluate imports scipy.spatial",
+        ),
+        (
+            "tripletops/samplers.py",
+            "def f():\n    import sklearn",
+            "tripletops.samplers imports sklearn",
+        ),
+        (
+            "tripletops/samplers.py",
+            "from tripletops import evaluate",
+            "tripletops.samplers imports tripletops.evaluate",
+        ),
+        (
+            "tripletops/functional.py",
+            "from tripletops.evaluate import nearest",
+            "tripletops.functional imports tripletops.evaluate",
+        ),
         ("tripletops/fast.py", "", "tripletops.fast has no place among the rooms"),
         ("bench/core.py", "from tripletops.ops import mine", "bench.core imports tripletops.ops"),
         ("bench/core.py", "from tripletops import _kernels", "bench.core imports tripletops._kernels"),
@@ -276,10 +327,13 @@ def test_what_is_allowed_passes(tmp_path):
         "tripletops/backends/triton/__init__.py": "from tripletops.backends.triton.rows import Rows",
         "tripletops/backends/triton/rows.py": "import triton.language as tl\nfrom . import tiles",
         "tripletops/backends/triton/tiles.py": "import torch\nimport triton",
+        "tripletops/evaluate.py": "def f():\n    import faiss\n    from sklearn.cluster import KMeans",
         "bench/core.py": "import numpy\nimport tripletops as T\nfrom tripletops import reference, nn, mine",
+        "train_ref/batches.py": "from tripletops.samplers import PKSampler\nfrom tripletops import evaluate",
         "csrc/ops.cpp": "#include <torch/csrc/stable/library.h>",
     }.items():
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text(source, encoding="utf-8")
-    (tmp_path / "tripletops" / "reference.py").touch()
+    for module in ("reference", "samplers"):
+        (tmp_path / "tripletops" / f"{module}.py").touch()
     assert breaches(tmp_path) == []

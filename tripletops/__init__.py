@@ -7,7 +7,7 @@
 >>> triplets = T.mine(emb, labels, positive="easy", negative="semihard")
 """
 
-from tripletops import nn
+from tripletops import evaluate, nn, samplers
 
 # As an attribute, `backends` is this function; `from tripletops.backends import …` still reads the package.
 from tripletops.backends import backends
@@ -35,9 +35,11 @@ __all__ = [
     "beta_margin_loss",
     "contrastive_loss",
     "easy_positive_loss",
+    "evaluate",
     "mine",
     "multi_similarity_loss",
     "nn",
+    "samplers",
     "semi_hard_loss",
     "triplet_loss",
 ]
