@@ -1,7 +1,7 @@
 # Everything runs in a private environment under .venv, made on first use and brought up to date when what it was made
 # from changes. Needed beforehand: python3 (3.10 or newer, with its venv module and headers), make and g++.
 #
-#   make demo      the speed table, then a one-minute training on handwritten digits
+#   make demo      the speed table, then a one-minute training on handwritten digits and its report
 #   make test      the tests, then those of the GPU kernels in Triton's interpreter
 #   make test-gpu  the tests and the speed table on a GPU
 #   make lint      ruff, mypy and clang-format
@@ -33,10 +33,15 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 demo: $(BUILT)
 	@$(PY) -m train_ref.demo
 
-# Triton asks for the interpreter when it is imported, so a process either interprets kernels or compiles them.
+# Triton asks for the interpreter when it is imported, so a process either interprets kernels or compiles them. The
+# interpreter needs one core, so it runs beside the rest, and its output comes last.
 test: $(BUILT)
-	@$(PY) -m pytest
-	@TRITON_INTERPRET=1 TRIPLETOPS_BACKEND=triton $(PY) -m pytest tests/interpreter
+	@mkdir -p build; \
+	TRITON_INTERPRET=1 TRIPLETOPS_BACKEND=triton $(PY) -m pytest tests/interpreter >build/interpreter.log 2>&1 & \
+	interpreter=$$!; trap 'kill $$interpreter' INT TERM; \
+	failed=0; $(PY) -m pytest || failed=1; \
+	wait $$interpreter || failed=1; \
+	cat build/interpreter.log; exit $$failed
 
 # PyPI's torch is a CUDA build, and so is the one in .venv, unless the package index offers a CPU build. Where that is
 # so, or the GPU is AMD's, use an environment that has the right torch and in which `pip install -e '.[test]'` was run:
@@ -73,7 +78,7 @@ sanitize: $(BUILT)
 	$(PY) -m pytest --noconftest -p no:cacheprovider tests/test_kernels.py
 
 clean:
-	rm -rf $(VENV) build dist results *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist results/demo *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	rm -f tripletops/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

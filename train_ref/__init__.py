@@ -1,1 +1,1 @@
-"""Reference training on the public surface of tripletops; for now what the demo needs."""
+"""The reference trainer: the papers' experiments, run with the public surface of tripletops."""

@@ -1,44 +1,238 @@
-"""The training loop: balanced batches, a loss of (embeddings, labels), Adam."""
+"""One training: the network, the objective, the batches and the step; its whole state can be saved between
+any two steps.
+
+The step computes the loss on embeddings cut off from the network's graph, and hands their gradient on to it.
+So the time that the loss takes can be told from the network's, the share of embeddings that it moves can be
+counted, and under torchrun every process mines in the batch of all: the embeddings are gathered, the loss is
+computed by each, and each goes on with the gradient of its own rows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
-from train_ref.data import balanced_batch
+from train_ref import data, models
+from train_ref.batches import batches
+from train_ref.data import Dataset, Split
+from train_ref.features import Inputs
+from train_ref.objectives import OBJECTIVES
+from train_ref.settings import Cell
+from train_ref.weights import find_weights
 
-Loss = Callable[[Tensor, Tensor], Tensor]
-
-
-def train(
-    model: nn.Module,
-    pixels: Tensor,
-    labels: Tensor,
-    loss: Loss,
-    *,
-    steps: int,
-    per_class: int,
-    learning_rate: float,
-    generator: torch.Generator,
-    after_step: Callable[[float], None],
-) -> None:
-    """Train `model` in place; `after_step` is told the loss of every step."""
-    optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate)
-    model.train()
-    for _ in range(steps):
-        batch = balanced_batch(labels, per_class, generator)
-        value = loss(model(pixels[batch]), labels[batch])
-        optimizer.zero_grad()
-        value.backward()
-        optimizer.step()
-        after_step(value.item())
+CPU = torch.device("cpu")
+EMBEDDED_AT_ONCE = 512
 
 
-@torch.no_grad()
-def embed(model: nn.Module, pixels: Tensor) -> Tensor:
-    """The embeddings of all images, by the model as it is used after training."""
-    model.eval()
-    embeddings: Tensor = model(pixels)
-    return embeddings
+@dataclass(frozen=True)
+class Context:
+    """Where and with what a training runs: nothing here changes what it computes, rounding aside."""
+
+    backend: str | None = None
+    device: torch.device = CPU
+    roots: Sequence[Path] | None = None
+    cache: Path | None = None
+    rank: int = 0
+    world: int = 1
+
+
+class Step(NamedTuple):
+    """What became of one step; the embeddings are those of the batch of all processes."""
+
+    loss: float
+    active: float  # the share of embeddings that the loss moves
+    seconds: float
+    loss_seconds: float
+    embeddings: Tensor
+
+
+class Training:
+    def __init__(self, cell: Cell, context: Context):
+        self.cell, self.settings, self.context = cell, cell.settings, context
+        settings = cell.settings
+        self.dataset: Dataset = data.load(settings.dataset, settings.size, context.roots, context.cache)
+        self._check()
+        self.labels = self.dataset.train.labels[settings.target].to(context.device)
+
+        torch.manual_seed(cell.seed)
+        network = models.build(
+            settings.network,
+            dim=settings.dim,
+            normalise=settings.normalise,
+            size=settings.size,
+            channels=self.dataset.train.pixels.shape[1],
+            frozen=settings.frozen,
+            pretrained=find_weights(settings.network, context.roots) if settings.pretrained else None,
+        )
+        # Channels last halves the time of small convolutions on a CPU.
+        self.network = network.to(context.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.draws = torch.Generator().manual_seed(cell.seed)  # of the objective: the same in all processes
+        classes = int(self.labels.max()) + 1
+        objective = OBJECTIVES[settings.objective](settings, classes, context.backend, self.draws)
+        self.objective = objective.to(context.device)
+        self.parameters = [each for each in self.network.parameters() if each.requires_grad]
+        self.optimizer = self._optimizer()
+        self.sampler = batches(
+            settings,
+            self.dataset.train.labels[settings.target],
+            cell.seed,
+            num_replicas=context.world,
+            rank=context.rank,
+        )
+        self.crops = torch.Generator()  # of views: seeded anew for every step
+        self.inputs = Inputs(self.dataset, self.network, settings, context.device, context.cache)
+        self.epoch, self.step_of_epoch = 0, 0
+        self.steps: list[list[float]] = []  # of the epoch under way: loss, active, seconds, loss_seconds
+        self.kept: dict[str, Tensor] = {}  # for figures
+
+    def _check(self) -> None:
+        """Words that would fail only later, some of them after the training."""
+        settings, sets = self.settings, set(self.dataset.train.labels)
+        splits = {"train", *self.dataset.tests}
+        for name, words, known in (
+            ("target", {settings.target}, sets),
+            ("measured", set(settings.measured), sets),
+            ("keep", set(settings.keep), splits),
+            ("objective", {settings.objective}, set(OBJECTIVES)),
+            ("optimizer", {settings.optimizer}, {"adam", "sgd"}),
+            ("precision", {settings.precision}, {"float32", "bfloat16"}),
+        ):
+            if not words <= known:
+                unknown, there_are = ", ".join(sorted(words - known)), ", ".join(sorted(known))
+                raise ValueError(
+                    f"{name}: there is no {unknown} for {settings.dataset}; there are {there_are}"
+                )
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        settings = self.settings
+        groups: list[dict[str, Any]] = [{"params": self.parameters, "lr": settings.learning_rate}]
+        learned = list(self.objective.parameters())
+        if learned:
+            groups.append({"params": learned, "lr": settings.objective_learning_rate})
+        if settings.optimizer == "adam":
+            return torch.optim.Adam(groups)
+        return torch.optim.SGD(groups, momentum=settings.momentum)
+
+    def _schedule(self) -> None:
+        """Set the learning rates of this epoch: a tenth after every milestone."""
+        passed = sum(self.epoch >= milestone for milestone in self.settings.milestones)
+        rates = [self.settings.learning_rate, self.settings.objective_learning_rate]
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=False):
+            group["lr"] = rate * 0.1**passed
+
+    def epoch_steps(self) -> Iterator[Step]:
+        """The steps of this epoch that are still to be done, one at a time."""
+        self._schedule()
+        self.network.train()
+        self.sampler.set_epoch(self.epoch)
+        for index in islice(self.sampler, self.step_of_epoch, None):
+            step = self.step(torch.tensor(index))
+            self.step_of_epoch += 1
+            self.steps.append([step.loss, step.active, step.seconds, step.loss_seconds])
+            yield step
+
+    def close_epoch(self) -> dict[str, Any]:
+        """Go on to the next epoch; what this one was like."""
+        losses, active, seconds, loss_seconds = (list(column) for column in zip(*self.steps, strict=True))
+        self.epoch, self.step_of_epoch, self.steps = self.epoch + 1, 0, []
+        return {
+            "epoch": self.epoch,
+            "loss": sum(losses) / len(losses),
+            "active": sum(active) / len(active),
+            "learning_rate": self.optimizer.param_groups[0]["lr"],
+            "seconds": sum(seconds),
+            "loss_seconds": sum(loss_seconds),
+            "losses": losses,
+        }
+
+    def step(self, index: Tensor) -> Step:
+        start = self._now()
+        place = f"{self.cell.seed} {self.epoch} {self.step_of_epoch} {self.context.rank}"
+        self.crops.manual_seed(zlib.crc32(place.encode()))
+        emb = self.embeddings(self.inputs.batch(index, self.crops))
+        whole = self._gathered(emb.detach()).requires_grad_()
+        labels = self._gathered(self.labels[index])
+        self.optimizer.zero_grad()
+        before_loss = self._now()
+        loss = self.objective(whole, labels)
+        loss.backward()
+        after_loss = self._now()
+        assert whole.grad is not None
+        emb.backward(whole.grad[self.context.rank * len(emb) :][: len(emb)])
+        self._add_up_gradients()
+        if self.settings.clip is not None:
+            nn.utils.clip_grad_norm_(self.parameters, self.settings.clip)
+        self.optimizer.step()
+        value = loss.item()
+        if value != value:
+            raise ArithmeticError(f"{self.cell.key}: the loss is NaN in epoch {self.epoch + 1}")
+        active = (whole.grad != 0).any(dim=1).float().mean().item()
+        seconds, loss_seconds = self._now() - start, after_loss - before_loss
+        return Step(value, active, seconds, loss_seconds, whole.detach())
+
+    def embeddings(self, inputs: Tensor) -> Tensor:
+        """What the network makes of inputs, in float32, by the precision that is set."""
+        half = self.settings.precision == "bfloat16"
+        with torch.autocast(self.context.device.type, torch.bfloat16, enabled=half):
+            emb: Tensor = self.inputs.through(self.network, inputs)
+        return emb.float()
+
+    @torch.no_grad()
+    def embed(self, split: Split) -> Tensor:
+        """The embeddings of a whole split, without views, on the CPU."""
+        self.network.eval()
+        parts = [self.embeddings(part).cpu() for part in self.inputs.plain(split, EMBEDDED_AT_ONCE)]
+        return torch.cat(parts)
+
+    def _gathered(self, rows: Tensor) -> Tensor:
+        """The rows of all processes, in their order."""
+        if self.context.world == 1:
+            return rows
+        parts = [torch.empty_like(rows) for _ in range(self.context.world)]
+        distributed.all_gather(parts, rows.contiguous())
+        return torch.cat(parts)
+
+    def _add_up_gradients(self) -> None:
+        """Every process has the gradient through its own rows of one loss: their sum is the gradient."""
+        if self.context.world == 1:
+            return
+        gradients = [each.grad for each in self.parameters if each.grad is not None]
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        distributed.all_reduce(flat)
+        for gradient, part in zip(gradients, flat.split([each.numel() for each in gradients]), strict=True):
+            gradient.copy_(part.view_as(gradient))
+
+    def _now(self) -> float:
+        if self.context.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "network": self.network.state_dict(),
+            "objective": self.objective.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "epoch": self.epoch,
+            "step_of_epoch": self.step_of_epoch,
+            "steps": self.steps,
+            "kept": self.kept,
+            "draws": self.draws.get_state(),
+            "global": torch.get_rng_state(),
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.network.load_state_dict(state["network"])
+        self.objective.load_state_dict(state["objective"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.epoch, self.step_of_epoch, self.steps = state["epoch"], state["step_of_epoch"], state["steps"]
+        self.kept = state["kept"]
+        self.draws.set_state(state["draws"])
+        torch.set_rng_state(state["global"])

@@ -1,0 +1,196 @@
+""" "Mathematical Justification of Hard Negative Mining via Isometric Approximation Theorem" (000).
+
+Batch-hard mining is claimed to shrink all embeddings to a point where the batch is large or the dimension
+low. By (17) the diameter that training leaves is at least diam₀ − c·L₀, of what both were before training.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from train_ref.experiments.verdicts import NOT, NOT_RUN, PARTLY, REPRODUCED, word
+from train_ref.outcome import Outcome
+from train_ref.settings import DESK, PAPER, Experiment, Row, Settings, Verdict
+
+TITLE = "Mathematical Justification of Hard Negative Mining via Isometric Approximation Theorem"
+
+# Fig 5: Market-1501, ResNet-18 from scratch, 40,000 steps.
+AT_PAPER = Settings(
+    dataset="market",
+    size=256,
+    network="resnet18",
+    dim=128,
+    normalise=False,
+    batches="pk",
+    batch=32,
+    per_class=4,
+    steps=1000,
+    epochs=40,
+    objective="triplet",
+    positive="hard",
+    negative="hard",
+    margin=0.0,
+    learning_rate=3e-4,
+    seeds=3,
+)
+# Omniglot has about as many classes (964) as Market-1501 (751), and the 2-layer convnet is that of Appendix
+# E.
+AT_DESK = Settings(
+    **{
+        **vars(AT_PAPER),
+        "dataset": "omniglot",
+        "size": 28,
+        "target": "letter",
+        "network": "convnet2",
+        "steps": 100,
+        "epochs": 10,
+    }
+)
+
+P, K = (2, 4, 8, 18), (2, 4, 8, 16, 32)
+DIMENSIONS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
+MARGINS = (0.01, 0.05)
+FEWER = ((4, 2), (8, 4), (8, 16), (18, 16))  # (P, K) for margins other than 0 at desk scale
+FIXED = (16, 32, 64, 128, 256)
+COLLAPSED = 0.1  # share of the diameter before training below which a network counts as collapsed
+
+
+def _grid(margin: float) -> list[Row]:
+    return [
+        Row(
+            f"P={p} K={k}",
+            {"batch": p * k, "per_class": k, "margin": margin},
+            group=f"α={margin:g}",
+            scales=(DESK, PAPER) if not margin or (p, k) in FEWER else (PAPER,),
+        )
+        for p in P
+        for k in K
+    ]
+
+
+def _fixed(dataset: str, name: str) -> list[Row]:
+    """Appendix D: batches without a same-class guarantee."""
+    return [
+        Row(
+            f"N={batch}",
+            {"dataset": dataset, "target": "class", "batches": "shuffled", "batch": batch},
+            group=f"{name}, fixed batches",
+        )
+        for batch in FIXED
+    ]
+
+
+def _diameters(outcome: Outcome, row: Row) -> float | None:
+    """The share of the diameter before training that is left, in the mean."""
+    after, before = outcome.values(row.key, "diameter"), outcome.before(row.key, "diameter before")
+    return statistics.fmean(a / b for a, b in zip(after, before, strict=True)) if after else None
+
+
+def _trend(outcome: Outcome, claim: str, rows: list[tuple[float, Row]]) -> Verdict:
+    """`rows` are given with what is claimed to make them collapse: the share of the diameter that is left
+    must be lower in the upper third of it than in the lower one, and collapse must occur only there."""
+    found = [(x, share) for x, row in rows if (share := _diameters(outcome, row)) is not None]
+    if len(found) < 3:
+        return Verdict(claim, NOT_RUN, "too little of it has finished")
+    found.sort()
+    third = max(1, len(found) // 3)
+    low = statistics.fmean(share for _, share in found[:third])
+    high = statistics.fmean(share for _, share in found[-third:])
+    collapsed = [x for x, share in found if share < COLLAPSED]
+    said = (
+        f"of the diameter before training {100 * low:.0f} % is left at the lower third and "
+        f"{100 * high:.0f} % at the upper third; {len(collapsed)} of {len(found)} settings keep less "
+        f"than {100 * COLLAPSED:.0f} %"
+    )
+    if collapsed and high < low / 2:
+        return Verdict(claim, REPRODUCED, said)
+    return Verdict(claim, PARTLY if high < low / 1.25 else NOT, said)
+
+
+def _bound(outcome: Outcome, rows: list[Row]) -> Verdict:
+    claim = "the diameter after training is not below diam₀ − 2·L₀"
+    kept, total = 0, 0
+    for row in rows:
+        parts = zip(
+            outcome.values(row.key, "diameter"),
+            outcome.before(row.key, "diameter before"),
+            outcome.before(row.key, "loss before"),
+            strict=True,
+        )
+        for after, before, loss in parts:
+            kept, total = kept + (after >= before - 2 * loss), total + 1
+    said = f"it holds for {kept} of {total} trainings"
+    if not total:
+        return Verdict(claim, NOT_RUN, "nothing of it has finished")
+    return Verdict(claim, word(kept == total, kept > total / 2), said)
+
+
+def judge_batch_size(outcome: Outcome) -> list[Verdict]:
+    verdicts = []
+    for group in dict.fromkeys(row.group for row in outcome.rows):
+        rows = [row for row in outcome.rows if row.group == group]
+        sized = [(float(outcome.settings[row.key].batch), row) for row in rows]
+        verdicts.append(
+            _trend(outcome, f"large batches collapse, small ones keep their diameter ({group})", sized)
+        )
+    return [*verdicts, _bound(outcome, outcome.rows)]
+
+
+def judge_dim(outcome: Outcome) -> list[Verdict]:
+    claim = "low dimensions collapse, high ones keep their diameter"
+    sized = [(-float(outcome.settings[row.key].dim), row) for row in outcome.rows]
+    return [_trend(outcome, claim, sized), _bound(outcome, outcome.rows)]
+
+
+_common: dict[str, Any] = {
+    "paper": TITLE,
+    "procedure": "collapse",
+    "desk": AT_DESK,
+    "at_paper": AT_PAPER,
+    "figures": ("diameter",),
+    "choices": (
+        "Adam 3e-4; the diameter is the largest distance between the embeddings of 2,000 fixed images that "
+        "are not trained on; L₀ is the mean loss of 50 batches before training",
+        "the 2-layer convnet: 3×3 convolutions to 32 and 64 channels, ReLU and 2×2 maximum after each, one "
+        "linear layer",
+        "of a class with fewer than K images some are drawn twice",
+    ),
+}
+
+EXPERIMENTS = (
+    Experiment(
+        name="collapse-batch-size",
+        shows="Fig 5a, App. C–E",
+        question="Does batch-hard training collapse when the batch is large?",
+        rows=(
+            *_grid(0.0),
+            *(row for margin in MARGINS for row in _grid(margin)),
+            *_fixed("cub", "CUB"),
+            *_fixed("cars", "Cars"),
+        ),
+        quick={"epochs": 1, "seeds": 1},
+        quick_rows=lambda row: row.group == "α=0" and row.name in ("P=2 K=2", "P=8 K=4", "P=18 K=16"),
+        judge=judge_batch_size,
+        **_common,
+    ),
+    Experiment(
+        name="collapse-dim",
+        shows="Fig 5b, App. C–E",
+        question="Does batch-hard training collapse when the dimension is low?",
+        rows=tuple(
+            Row(
+                f"d={dim}",
+                {"dim": dim, "margin": margin},
+                group=f"α={margin:g}",
+                scales=(PAPER,) if margin else (DESK, PAPER),
+            )
+            for margin in (0.0, *MARGINS)
+            for dim in DIMENSIONS
+        ),
+        quick={"epochs": 1, "seeds": 1},
+        quick_rows=lambda row: row.name in ("d=4", "d=64", "d=1024"),
+        judge=judge_dim,
+        **_common,
+    ),
+)

@@ -1,0 +1,106 @@
+"""What goes into the network: batches of images, or of what its frozen blocks made of them, once and for all
+views."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy
+import torch
+from torch import Tensor, nn
+
+from train_ref.data import DataError, Dataset, Split
+from train_ref.data.augment import as_floats, views
+from train_ref.data.cache import default_folder
+from train_ref.models import Network
+from train_ref.settings import Settings
+
+COMPUTED_AT_ONCE = 256
+
+
+class Inputs:
+    """A training's inputs. With a frozen stem they are its features, (N, views, …) of the training images, of
+    which a batch has one view each at random; without one, images that are cropped and flipped as they are
+    asked for."""
+
+    def __init__(
+        self, dataset: Dataset, network: Network, settings: Settings, device: torch.device, cache: Path | None
+    ):
+        self.dataset, self.stem, self.pad, self.device = dataset, network.stem, settings.pad, device
+        self.cache = cache or default_folder()
+        self._features: dict[int, Tensor] = {}  # of whole splits, by the split's identity
+        if self.stem is not None:
+            self.train = self._stem_outputs(self.stem, dataset.train, settings.views)
+            self._features[id(dataset.train)] = self.train
+
+    def batch(self, index: Tensor, generator: torch.Generator) -> Tensor:
+        """Inputs of the training images at `index`, each in one of its views."""
+        if self.stem is not None:
+            view = torch.randint(self.train.shape[1], index.shape, generator=generator)
+            return self.train[index, view].to(self.device, memory_format=torch.channels_last)
+        pixels = self.dataset.train.pixels[index]
+        return self._floats(views(pixels, generator, self.pad) if self.pad else pixels)
+
+    def plain(self, split: Split, size: int) -> Iterator[Tensor]:
+        """Inputs of a whole split, as its images are."""
+        if self.stem is None:
+            for pixels in split.pixels.split(size):
+                yield self._floats(pixels)
+            return
+        if id(split) not in self._features:
+            self._features[id(split)] = self._stem_outputs(self.stem, split, 1)
+        for part in self._features[id(split)].split(size):
+            yield part[:, 0].to(self.device, memory_format=torch.channels_last)
+
+    def through(self, network: Network, inputs: Tensor) -> Tensor:
+        embeddings: Tensor = network(inputs) if self.stem is None else network.from_features(inputs)
+        return embeddings
+
+    def _floats(self, pixels: Tensor) -> Tensor:
+        floats = as_floats(pixels.to(self.device), self.dataset.mean, self.dataset.std)
+        return floats.contiguous(memory_format=torch.channels_last)
+
+    def _stem_outputs(self, stem: nn.Module, split: Split, count: int) -> Tensor:
+        """(N, count, …) the stem's outputs for `count` views, the first being the image as it is; from a
+        file, if they were computed before."""
+        digest = hashlib.sha256(f"{len(split)} {split.pixels.shape} {count} {self.pad}".encode())
+        digest.update(split.pixels[:: max(1, len(split) // 16)].numpy().tobytes())
+        for tensor in stem.state_dict().values():
+            digest.update(tensor.cpu().numpy().tobytes())
+        file = self.cache / f"features-{self.dataset.name}-{digest.hexdigest()[:16]}.npy"
+        if not file.exists():
+            self._compute(stem, split, count, file)
+        return torch.from_numpy(numpy.load(file, mmap_mode="c"))
+
+    @torch.no_grad()
+    def _compute(self, stem: nn.Module, split: Split, count: int, file: Path) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+        os.close(handle)
+        generator = torch.Generator().manual_seed(0)
+        stem.eval()
+        try:
+            out: numpy.memmap[tuple[int, ...], numpy.dtype[numpy.float32]] | None = None
+            for start in range(0, len(split), COMPUTED_AT_ONCE):
+                pixels = split.pixels[start : start + COMPUTED_AT_ONCE]
+                for view in range(count):
+                    seen = views(pixels, generator, self.pad) if view else pixels
+                    features = stem(self._floats(seen)).cpu().numpy()
+                    if out is None:
+                        shape = (len(split), count, *features.shape[1:])
+                        out = numpy.lib.format.open_memmap(name, mode="w+", dtype=numpy.float32, shape=shape)
+                    out[start : start + len(pixels), view] = features
+            assert out is not None
+            out.flush()
+            os.replace(name, file)
+        except BaseException as error:
+            Path(name).unlink(missing_ok=True)
+            if isinstance(error, OSError):
+                raise DataError(
+                    f"{file.parent} has no room for features: {error.strerror or error}"
+                ) from error
+            raise

@@ -1,0 +1,275 @@
+"""Runs all trainings of an experiment one after the other, saves after every epoch, and goes on where a run
+was broken off.
+
+Ctrl-C is answered after the step under way: the state is saved, and how to go on is said.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import os
+import signal
+import statistics
+from collections.abc import Iterable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+from tqdm import tqdm
+
+import tripletops as T
+from bench import measure, peers
+from train_ref import data
+from train_ref.batches import batches
+from train_ref.experiments import EXPERIMENTS
+from train_ref.folder import Record, RunFolder
+from train_ref.procedures import PROCEDURES
+from train_ref.settings import Cell, Experiment
+from train_ref.trainer import Context, Step, Training
+from tripletops.evaluate import diameter
+
+TIMED_ROUNDS = 30
+
+
+class StoppedError(Exception):
+    """The run in the folder that is named was interrupted and saved."""
+
+
+class Interrupt:
+    """Remembers Ctrl-C or a request to end until it suits; a second Ctrl-C ends at once."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def __enter__(self) -> Interrupt:
+        self.previous = {each: signal.signal(each, self._ask) for each in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each, handler in self.previous.items():
+            signal.signal(each, handler)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+
+def new_run(
+    name: str,
+    out: Path,
+    context: Context,
+    *,
+    scale: str,
+    quick: bool = False,
+    changes: dict[str, Any],
+    tensorboard: bool = False,
+) -> RunFolder:
+    """Run an experiment in a folder of its own below `out`."""
+    folder = RunFolder(out / f"{name}-{scale}{'-quick' if quick else ''}")
+    config = {
+        "experiment": name,
+        "scale": scale,
+        "quick": quick,
+        "changes": changes,
+        "backend": context.backend,
+        "processes": context.world,
+        "tensorboard": tensorboard,
+        "environment": measure.environment(context.device.type),
+    }
+    cells = cells_of(config)  # before the folder is made: a wrong setting makes none
+    _check_backend(context)
+    config["settings"] = {cell.row.key: dataclasses.asdict(cell.settings) for cell in cells}
+    if context.rank == 0:
+        folder.create(config)
+    _wait(context)
+    execute(folder, context)
+    return folder
+
+
+def _check_backend(context: Context) -> None:
+    """Raise where the backend that was asked for can't run here."""
+    try:
+        T.mine(
+            torch.zeros(2, 2, device=context.device),
+            torch.zeros(2, dtype=torch.int64, device=context.device),
+            positive="hard",
+            negative="hard",
+            backend=context.backend,
+        )
+    except RuntimeError as error:
+        raise ValueError(str(error)) from error
+
+
+def cells_of(config: Record) -> list[Cell]:
+    experiment: Experiment = EXPERIMENTS[config["experiment"]]
+    changes = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in config["changes"].items()
+    }
+    return experiment.cells(config["scale"], changes, config["quick"])
+
+
+def keep_freed_memory() -> None:
+    """Tell glibc not to hand large blocks back to the system at every step only to ask for them again at the
+    next, which took a sixth of the time of small networks."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(-4, 0)  # M_MMAP_MAX: no block has a mapping of its own
+        mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD: nothing is handed back
+
+
+def execute(folder: RunFolder, context: Context) -> None:
+    """Do all that is still to be done of a run."""
+    keep_freed_memory()
+    config = folder.config()
+    if config["processes"] != context.world:
+        raise ValueError(
+            f"{folder.path} was begun by {config['processes']} processes, not {context.world}: their shares "
+            "of a batch would be others"
+        )
+    experiment, cells = EXPERIMENTS[config["experiment"]], cells_of(config)
+    records = folder.records()
+    finished = {record["cell"] for record in records if "final" in record}
+    done = [record for record in records if record["cell"] in finished]
+    first = Training(cells[0], context)
+    if context.rank == 0:
+        state_size = sum(tensor.nbytes for tensor in first.network.state_dict().values())
+        # Two checkpoints, of weights and Adam's two moments each, and the arrays.
+        folder.reserve(2 * 3 * state_size + len(cells) * 2**20)
+    silent = None if context.rank == 0 else True
+    counts = _steps(cells, context)
+    remaining = sum(steps for cell, steps in zip(cells, counts, strict=True) if cell.key not in finished)
+    with Interrupt() as interrupt, tqdm(total=remaining, unit="step", mininterval=1, disable=silent) as bar:
+        for cell in cells:
+            if cell.key not in finished:
+                training = first if cell is cells[0] else Training(cell, context)
+                done += _train(experiment, training, folder, done, bar, interrupt, config["tensorboard"])
+
+
+def _train(
+    experiment: Experiment,
+    training: Training,
+    folder: RunFolder,
+    done: list[Record],
+    bar: tqdm[None],
+    interrupt: Interrupt,
+    tensorboard: bool,
+) -> list[Record]:
+    """One training from where it stands to its end; its records."""
+    cell, context = training.cell, training.context
+    procedure = PROCEDURES[experiment.procedure](training)
+    head = {"cell": cell.key, "row": cell.row.key, "seed": cell.seed}
+    checkpoint = folder.checkpoint()
+    if checkpoint is not None and checkpoint["cell"] == cell.key:
+        training.load_state(checkpoint["training"])
+        history: list[Record] = checkpoint["history"]
+        bar.update(len(training.steps) + sum(len(record.get("losses", ())) for record in history))
+    else:
+        history = [head | {"epoch": 0, "measures": procedure.before()}]
+    writer = _tensorboard(folder, cell) if tensorboard and context.rank == 0 else None
+
+    def save() -> None:
+        if context.rank == 0:
+            state = {"cell": cell.key, "training": training.state(), "history": history}
+            folder.write_checkpoint(state)
+            folder.write_records(done + history)
+
+    while training.epoch < training.settings.epochs:
+        for step in training.epoch_steps():
+            _show(bar, cell, step)
+            if _anyone(interrupt.asked, context):
+                save()
+                raise StoppedError(folder.path)
+        record = head | training.close_epoch()
+        history.append(record | {"measures": procedure.after_epoch()})
+        save()
+        if writer is not None:
+            _write_scalars(writer, history[-1])
+    final = head | {"final": True, "measures": procedure.after()}
+    if cell.seed == 0 and training.settings.epochs:
+        final["timing"] = _timing(training, history)
+    history.append(final)
+    if context.rank == 0:
+        if training.kept:
+            folder.write_arrays(cell.key, {name: tensor.numpy() for name, tensor in training.kept.items()})
+        folder.write_records(done + history)
+        folder.drop_checkpoint()
+    _wait(context)
+    return history
+
+
+def _steps(cells: Iterable[Cell], context: Context) -> list[int]:
+    """How many steps each training has; a data set is opened once."""
+    labels: dict[tuple[str, int, str], Tensor] = {}
+    counts = []
+    for cell in cells:
+        settings = cell.settings
+        key = settings.dataset, settings.size, settings.target
+        if key not in labels:
+            split = data.load(settings.dataset, settings.size, context.roots, context.cache).train
+            labels[key] = split.labels[settings.target]
+        counts.append(settings.epochs * len(batches(settings, labels[key], 0, num_replicas=1, rank=0)))
+    return counts
+
+
+def _show(bar: tqdm[None], cell: Cell, step: Step) -> None:
+    if bar.update():  # the bar is about to be drawn
+        bar.set_postfix_str(
+            f"{cell.key} loss {step.loss:.4f} active {100 * step.active:.0f}% "
+            f"diameter {diameter(step.embeddings):.3g}",
+            refresh=False,
+        )
+
+
+def _timing(training: Training, history: list[Record]) -> dict[str, float]:
+    """Milliseconds of the network's part of a step and of the loss, forward and backward, and of batch-hard
+    written by hand on the same embeddings: the distance matrix, its masks and its gradient, which every plain
+    formulation has."""
+    index = torch.tensor(next(iter(training.sampler)))
+    with torch.no_grad():
+        emb = training.embeddings(training.inputs.batch(index, training.crops))
+    emb, labels = emb.requires_grad_(), training.labels[index]
+    parameters = list(training.objective.parameters())
+    contenders = {
+        "ours": measure.step(lambda: training.objective(emb, labels), emb, *parameters),
+        "naive": measure.step(lambda: peers.naive_batch_hard(emb, labels), emb),
+    }
+    samples = measure.take_turns(contenders, TIMED_ROUNDS, device=training.context.device.type)
+    epochs = [record for record in history if "seconds" in record]
+    network = statistics.median(
+        (record["seconds"] - record["loss_seconds"]) / len(record["losses"]) for record in epochs
+    )
+    times = {name: 1000 * statistics.median(values) for name, values in samples.items()}
+    return {"network": 1000 * network, **times}
+
+
+def _anyone(asked: bool, context: Context) -> bool:
+    """Whether any process was interrupted, so that all stop after the same step."""
+    if context.world == 1:
+        return asked
+    flag = torch.tensor(int(asked), device=context.device)
+    distributed.all_reduce(flag)
+    return bool(flag)
+
+
+def _wait(context: Context) -> None:
+    if context.world > 1:
+        distributed.barrier()
+
+
+def _tensorboard(folder: RunFolder, cell: Cell) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ImportError("--tensorboard needs the package tensorboard: pip install tensorboard") from error
+    return SummaryWriter(str(folder.path / "tensorboard" / cell.key.replace(os.sep, "-")))
+
+
+def _write_scalars(writer: Any, record: Record) -> None:
+    scalars = {name: record[name] for name in ("loss", "active", "learning_rate")} | record["measures"]
+    for name, value in scalars.items():
+        writer.add_scalar(name, value, record["epoch"])
+    writer.flush()
