@@ -372,7 +372,7 @@ def _propose_by_faiss(space: _Space, rows: Tensor, count: int) -> tuple[Tensor, 
     try:
         import faiss
     except ImportError as error:
-        raise ImportError("use_faiss=True needs FAISS: pip install faiss-cpu") from error
+        raise ImportError('use_faiss=True needs FAISS: pip install "tripletops[faiss]"') from error
     keys, indices = faiss.knn(query.numpy(), gallery.numpy(), count)
     return torch.from_numpy(keys), torch.from_numpy(indices)
 

@@ -52,7 +52,7 @@ P, K = (2, 4, 8, 18), (2, 4, 8, 16, 32)
 DIMENSIONS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
 MARGINS = (0.01, 0.05)
 FEWER = ((4, 2), (8, 4), (8, 16), (18, 16))  # (P, K) for margins other than 0 at desk scale
-FIXED = (16, 32, 64, 128, 256)
+FIXED, FEWER_FIXED = (16, 32, 64, 128, 256), (16, 64, 256)
 COLLAPSED = 0.1  # share of the diameter before training below which a network counts as collapsed
 
 
@@ -76,6 +76,7 @@ def _fixed(dataset: str, name: str) -> list[Row]:
             f"N={batch}",
             {"dataset": dataset, "target": "class", "batches": "shuffled", "batch": batch},
             group=f"{name}, fixed batches",
+            scales=(DESK, PAPER) if batch in FEWER_FIXED else (PAPER,),
         )
         for batch in FIXED
     ]
