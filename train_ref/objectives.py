@@ -52,6 +52,7 @@ class Triplet(Objective):
             positive=settings.positive,
             negative=settings.negative,
             loss=settings.triplet,
+            distance=settings.distance,
             margin=settings.margin,
             nonzero_loss_cutoff=None,
             reduction=self.reduction,

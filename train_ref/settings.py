@@ -40,6 +40,7 @@ class Settings:
     positive: str = "hard"
     negative: str = "hard"
     triplet: str = "margin"  # `loss=` of tripletops.triplet_loss
+    distance: str | None = None  # None: the loss's own
     margin: float = 0.2
     trim: float = 0.0  # share of the anchors, those with the highest loss, that is left out
 
