@@ -140,7 +140,7 @@ def test_unfinished_trainings_are_named_and_their_numbers_dashes(run):
         in text
     )
     assert "more: — (nothing measured yet)." in text
-    assert "**Not reproduced (desk scale; unfinished):** EPS is above. Was not run." in text
+    assert "**Not run (desk scale; unfinished):** EPS is above. Nothing of it has finished." in text
 
 
 def test_run_without_any_record_has_a_report(run):
