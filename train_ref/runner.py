@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import os
+import shutil
 import signal
 import statistics
 from collections.abc import Iterable
@@ -86,7 +87,12 @@ def new_run(
     if context.rank == 0:
         folder.create(config)
     _wait(context)
-    execute(folder, context)
+    try:
+        execute(folder, context)
+    except (ValueError, data.DataError):
+        if context.rank == 0 and not folder.records():  # nothing was trained: the command can be given again
+            shutil.rmtree(folder.path)
+        raise
     return folder
 
 

@@ -19,6 +19,7 @@ TITLE = "Mathematical Justification of Hard Negative Mining via Isometric Approx
 AT_PAPER = Settings(
     dataset="market",
     size=256,
+    measured=(),
     network="resnet18",
     dim=128,
     normalise=False,
