@@ -897,9 +897,8 @@ def test_missing_data_is_named(tmp_path):
 @pytest.mark.parametrize("setting", dataclasses.fields(Settings), ids=lambda setting: setting.name)
 def test_every_setting_is_an_option(monkeypatch, setting):
     """And gets there as what it is: numbers as numbers, several as a tuple."""
-    default = getattr(
-        changed(EVEN_ODD, {"clip": 0.5, "steps": 3, "milestones": (1,), "diagrams": (1,)}), setting.name
-    )
+    given_all = {"clip": 0.5, "steps": 3, "milestones": (1,), "diagrams": (1,), "distance": "cosine"}
+    default = getattr(changed(EVEN_ODD, given_all), setting.name)
     asked: dict[str, object] = {}
     unmade = RunFolder(Path("unmade"))
     monkeypatch.setattr(runner, "new_run", lambda *_, changes, **more: asked.update(changes) or unmade)
