@@ -7,6 +7,7 @@ have them. Arrays that figures need go into `Training.kept`, of the first seed o
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -168,14 +169,7 @@ class Movement(Train):
         points = torch.cat(moves)
         if self.keeps:
             training.kept["moves"] = points
-        right, up = points[:, 2] > 0, points[:, 3] > 0
-        quarters = {
-            "top-right": right & up,
-            "top-left": ~right & up,
-            "bottom-left": ~right & ~up,
-            "bottom-right": right & ~up,
-        }
-        return {name: 100 * float(where.float().mean()) for name, where in quarters.items()}
+        return {name: 100 * float(where.float().mean()) for name, where in quarters(points).items()}
 
     def move(self, inputs: Tensor, labels: Tensor, optimizer: torch.optim.Optimizer) -> Tensor:
         """One step; (triplets, 4): S_ap and S_an before it, and by how much they changed."""
@@ -220,6 +214,17 @@ class Movement(Train):
         return torch.stack(
             [F.cosine_similarity(anchor, positive), F.cosine_similarity(anchor, negative)], dim=1
         )
+
+
+def quarters(moves: Any) -> dict[str, Any]:
+    """Which of the moves (triplets, 4), a tensor or an array, go to each quarter of the scatter diagram."""
+    right, up = moves[:, 2] > 0, moves[:, 3] > 0
+    return {
+        "top-right": right & up,
+        "top-left": ~right & up,
+        "bottom-left": ~right & ~up,
+        "bottom-right": right & ~up,
+    }
 
 
 PROCEDURES: dict[str, type[Train]] = {"train": Train, "collapse": Collapse, "movement": Movement}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from train_ref.data.files import DataError, Layout, default_roots, find, sha256
+from train_ref.data.files import Layout, check_sha256, default_roots, find
 
 
 class Weights(NamedTuple):
@@ -41,10 +41,5 @@ def find_weights(network: str, roots: Sequence[Path] | None) -> Path:
     layout = Layout("weights", (weights.file,), weights.origin)
     _, folder = find(f"weights of {network}", [layout], default_roots() if roots is None else roots)
     path = folder / weights.file
-    found = sha256(path)
-    if not found.startswith(weights.sha256):
-        raise DataError(
-            f"{path} is damaged or another version: its SHA-256 is {found}, expected {weights.sha256}. "
-            f"Get it from {weights.origin}"
-        )
+    check_sha256(path, weights.sha256, f"from {weights.origin}")
     return path

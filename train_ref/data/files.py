@@ -56,11 +56,13 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def check_sha256(path: Path, expected: str) -> None:
+def check_sha256(path: Path, expected: str, get_it: str = "anew.") -> None:
+    """Raise unless the digest is `expected`, or begins with it where only its first digits are published."""
     found = sha256(path)
-    if found != expected:
+    if not found.startswith(expected):
         raise DataError(
-            f"{path} is damaged or another version: its SHA-256 is {found}, expected {expected}. Get it anew."
+            f"{path} is damaged or another version: its SHA-256 is {found}, expected {expected}. "
+            f"Get it {get_it}"
         )
 
 

@@ -18,6 +18,7 @@ from train_ref import data
 from train_ref.data import DataError, Dataset
 from train_ref.folder import write_whole
 from train_ref.outcome import Outcome, Value
+from train_ref.procedures import quarters
 from train_ref.report.tables import bounds, groups, place_in_words
 from train_ref.settings import Cell, Row, Settings
 
@@ -430,13 +431,7 @@ def movement(drawing: Drawing) -> list[Path]:
 def _movement_line(axes: list[Axes], points: Array, limits: tuple[float, float]) -> None:
     chosen = _some(len(points), POINTS)
     time, points = chosen / max(1, len(points) - 1), points[chosen]
-    right, up = points[:, 2] > 0, points[:, 3] > 0
-    where = {
-        "top-right": right & up,
-        "top-left": ~right & up,
-        "bottom-left": ~right & ~up,
-        "bottom-right": right & ~up,
-    }
+    where = quarters(points)
     for panel, quarter in zip(axes, QUARTERS, strict=False):
         here = where[quarter]
         panel.scatter(
