@@ -32,11 +32,12 @@ from torch import nn
 
 import tripletops as T
 from train_ref import __main__ as command_line
-from train_ref import demo, models, procedures, runner, trainer
+from train_ref import demo, features, models, procedures, runner, trainer
 from train_ref.batches import ShuffledBatches, batches
-from train_ref.data import DATA_SETS, Split
+from train_ref.data import DATA_SETS, DataError, Split
 from train_ref.experiments import EXPERIMENTS
 from train_ref.experiments.easy_positives import EVEN_ODD
+from train_ref.features import Inputs
 from train_ref.folder import RunFolder, write_whole
 from train_ref.objectives import OBJECTIVES
 from train_ref.outcome import Outcome
@@ -601,6 +602,61 @@ def test_nan_is_said_at_once(monkeypatch):
         losses(training, 1)
 
 
+def test_a_data_set_is_opened_once_for_all_trainings(monkeypatch):
+    opened = []
+    load = trainer.data.load
+    monkeypatch.setattr(trainer.data, "load", lambda *asked: opened.append(asked) or load(*asked))
+    context = Context()
+    first, second = Training(cell(0), context), Training(cell(1), context)
+    assert first.dataset is second.dataset
+    assert [asked[:2] for asked in opened] == [("digits", 8)]
+
+
+# Frozen blocks ----------------------------------------------------------------------------------------------
+
+
+def inputs_through(stem: nn.Module, folder: Path, **changes) -> Inputs:
+    asked = cell(**{"views": 3, "pad": 1} | changes)
+    dataset = Context().dataset(asked.settings)
+    return Inputs(dataset, SimpleNamespace(stem=stem), asked.settings, torch.device("cpu"), folder)
+
+
+def test_frozen_blocks_are_computed_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(features, "COMPUTED_AT_ONCE", 100)
+    torch.manual_seed(0)
+    stem = nn.Conv2d(1, 2, 3)
+    made = inputs_through(stem, tmp_path)
+    split = made.dataset.train
+    assert made.train.shape == (len(split), 3, 2, 6, 6)
+    with torch.no_grad():
+        images = made._floats(split.pixels)
+        torch.testing.assert_close(made.train[:, 0], stem(images))
+    assert not made.train[:, 1].equal(made.train[:, 2])
+    index = torch.tensor([5, 0, 5])
+    batch = made.batch(index, torch.Generator().manual_seed(0))
+    for row, image in zip(batch, index, strict=True):
+        assert any(row.equal(view) for view in made.train[image])
+    plain = torch.cat(list(made.plain(split, 64)))
+    assert plain.equal(made.train[:, 0])
+    written = {file.name: file.stat().st_mtime_ns for file in tmp_path.glob("*.npy")}
+    assert inputs_through(stem, tmp_path).train.equal(made.train)
+    assert {file.name: file.stat().st_mtime_ns for file in tmp_path.glob("*.npy")} == written
+    with torch.no_grad():
+        stem.weight += 1
+    assert not inputs_through(stem, tmp_path).train.equal(made.train)  # other weights, other features
+
+
+def test_no_room_for_features_is_said_before_they_are_computed(tmp_path, monkeypatch):
+    def full(descriptor, start, length):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(Inputs, "_fill", lambda *_: pytest.fail("computing began"))
+    with pytest.raises(DataError, match=r"features-digits-.* takes \d MB.*No space left.*XDG_CACHE_HOME"):
+        inputs_through(nn.Conv2d(1, 2, 3), tmp_path)
+    assert not list(tmp_path.glob("*.npy"))
+
+
 # Batches ----------------------------------------------------------------------------------------------------
 
 
@@ -755,9 +811,6 @@ def test_the_parts_of_the_bound():
             found.append(float((farthest - nearest).clamp(min=0).mean()))
     assert measures["loss before"] == pytest.approx(sum(found[:50]) / 50, rel=1e-3)
     assert measures["largest loss before"] == pytest.approx(max(found[:50]), rel=1e-3)
-    assert procedures.bound(measures) == pytest.approx(
-        measures["diameter before"] - 2 * measures["loss before"]
-    )
     losses(training, 4)
     after = procedure.after()["diameter"]
     assert after == pytest.approx(diameter(training.embed(training.dataset.tests["train digits"])))

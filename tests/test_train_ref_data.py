@@ -226,9 +226,7 @@ def test_a_full_disk_is_an_error_before_decoding(three, tmp_path, monkeypatch):
         pytest.fail("decoding began")
 
     monkeypatch.setattr(cache.os, "posix_fallocate", full)
-    with pytest.raises(
-        DataError, match=r"three: decoded, it takes 0 MB.*No space left on device.*XDG_CACHE_HOME"
-    ):
+    with pytest.raises(DataError, match=r"three-4-.* takes 0 MB.*No space left on device.*XDG_CACHE_HOME"):
         decoded(three, 4, 3, never, tmp_path / "cache", "three")
     assert list((tmp_path / "cache").glob("*.partial")) == []
 

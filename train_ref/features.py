@@ -4,8 +4,6 @@ views."""
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,9 +11,9 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from train_ref.data import DataError, Dataset, Split
+from train_ref.data import Dataset, Split
 from train_ref.data.augment import as_floats, views
-from train_ref.data.cache import default_folder
+from train_ref.data.cache import Array, default_folder, kept
 from train_ref.models import Network
 from train_ref.settings import Settings
 
@@ -64,6 +62,7 @@ class Inputs:
         floats = as_floats(pixels.to(self.device), self.dataset.mean, self.dataset.std)
         return floats.contiguous(memory_format=torch.channels_last)
 
+    @torch.no_grad()
     def _stem_outputs(self, stem: nn.Module, split: Split, count: int) -> Tensor:
         """(N, count, …) the stem's outputs for `count` views, the first being the image as it is; from a
         file, if they were computed before."""
@@ -72,35 +71,14 @@ class Inputs:
         for tensor in stem.state_dict().values():
             digest.update(tensor.cpu().numpy().tobytes())
         file = self.cache / f"features-{self.dataset.name}-{digest.hexdigest()[:16]}.npy"
-        if not file.exists():
-            self._compute(stem, split, count, file)
-        return torch.from_numpy(numpy.load(file, mmap_mode="c"))
-
-    @torch.no_grad()
-    def _compute(self, stem: nn.Module, split: Split, count: int, file: Path) -> None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-        os.close(handle)
-        generator = torch.Generator().manual_seed(0)
         stem.eval()
-        try:
-            out: numpy.memmap[tuple[int, ...], numpy.dtype[numpy.float32]] | None = None
-            for start in range(0, len(split), COMPUTED_AT_ONCE):
-                pixels = split.pixels[start : start + COMPUTED_AT_ONCE]
-                for view in range(count):
-                    seen = views(pixels, generator, self.pad) if view else pixels
-                    features = stem(self._floats(seen)).cpu().numpy()
-                    if out is None:
-                        shape = (len(split), count, *features.shape[1:])
-                        out = numpy.lib.format.open_memmap(name, mode="w+", dtype=numpy.float32, shape=shape)
-                    out[start : start + len(pixels), view] = features
-            assert out is not None
-            out.flush()
-            os.replace(name, file)
-        except BaseException as error:
-            Path(name).unlink(missing_ok=True)
-            if isinstance(error, OSError):
-                raise DataError(
-                    f"{file.parent} has no room for features: {error.strerror or error}"
-                ) from error
-            raise
+        shape = (len(split), count, *stem(self._floats(split.pixels[:1])).shape[1:])
+        return kept(file, shape, numpy.float32, lambda out: self._fill(stem, split, out))
+
+    def _fill(self, stem: nn.Module, split: Split, out: Array) -> None:
+        generator = torch.Generator().manual_seed(0)
+        for start in range(0, len(split), COMPUTED_AT_ONCE):
+            pixels = split.pixels[start : start + COMPUTED_AT_ONCE]
+            for view in range(out.shape[1]):
+                seen = views(pixels, generator, self.pad) if view else pixels
+                out[start : start + len(pixels), view] = stem(self._floats(seen)).cpu().numpy()

@@ -54,6 +54,11 @@ class Outcome:
         firsts = [record for record in self.records if record["cell"] in done and record.get("epoch") == 0]
         return [record["measures"][measure] for record in firsts if measure in record["measures"]]
 
+    def bounds(self, row: str) -> list[float]:
+        """000, (17) with c = 2: the least diameter that training can leave, by the theory."""
+        parts = zip(self.before(row, "diameter before"), self.before(row, "loss before"), strict=True)
+        return [diameter - 2 * loss for diameter, loss in parts]
+
     def by_epoch(self, row: str, measure: str) -> dict[int, list[float]]:
         """A measure after every epoch that has it, one number a seed."""
         found: dict[int, list[float]] = {}

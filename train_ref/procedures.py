@@ -6,7 +6,6 @@ have them. Arrays that figures need go into `Training.kept`, of the first seed o
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -228,8 +227,3 @@ def quarters(moves: Any) -> dict[str, Any]:
 
 
 PROCEDURES: dict[str, type[Train]] = {"train": Train, "collapse": Collapse, "movement": Movement}
-
-
-def bound(measures: Measures, c: float = 2.0) -> float:
-    """000, (17): the least diameter that training can leave, by the theory."""
-    return measures["diameter before"] - c * measures["loss before"] if measures else math.nan

@@ -12,13 +12,12 @@ import os
 import shutil
 import signal
 import statistics
-from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor, distributed
+from torch import distributed
 from tqdm import tqdm
 
 import tripletops as T
@@ -146,8 +145,7 @@ def execute(folder: RunFolder, context: Context) -> None:
         # Two checkpoints, of weights and Adam's two moments each, and the arrays.
         folder.reserve(2 * 3 * state_size + len(cells) * 2**20)
     silent = None if context.rank == 0 else True
-    counts = _steps(cells, context)
-    remaining = sum(steps for cell, steps in zip(cells, counts, strict=True) if cell.key not in finished)
+    remaining = sum(_steps(cell, context) for cell in cells if cell.key not in finished)
     with Interrupt() as interrupt, tqdm(total=remaining, unit="step", mininterval=1, disable=silent) as bar:
         for cell in cells:
             if cell.key not in finished:
@@ -207,18 +205,10 @@ def _train(
     return history
 
 
-def _steps(cells: Iterable[Cell], context: Context) -> list[int]:
-    """How many steps each training has; a data set is opened once."""
-    labels: dict[tuple[str, int, str], Tensor] = {}
-    counts = []
-    for cell in cells:
-        settings = cell.settings
-        key = settings.dataset, settings.size, settings.target
-        if key not in labels:
-            split = data.load(settings.dataset, settings.size, context.roots, context.cache).train
-            labels[key] = split.labels[settings.target]
-        counts.append(settings.epochs * len(batches(settings, labels[key], 0, num_replicas=1, rank=0)))
-    return counts
+def _steps(cell: Cell, context: Context) -> int:
+    """How many steps a training has."""
+    labels = context.dataset(cell.settings).train.labels[cell.settings.target]
+    return cell.settings.epochs * len(batches(cell.settings, labels, 0, num_replicas=1, rank=0))
 
 
 def _show(bar: tqdm[None], cell: Cell, step: Step) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from train_ref.batches import batches
 from train_ref.data import Dataset, Split
 from train_ref.features import Inputs
 from train_ref.objectives import OBJECTIVES
-from train_ref.settings import Cell
+from train_ref.settings import Cell, Settings
 from train_ref.weights import find_weights
 
 CPU = torch.device("cpu")
@@ -42,6 +42,14 @@ class Context:
     cache: Path | None = None
     rank: int = 0
     world: int = 1
+    opened: dict[tuple[str, int], Dataset] = field(default_factory=dict)
+
+    def dataset(self, settings: Settings) -> Dataset:
+        """The data set of a training; each is opened and checked once."""
+        key = settings.dataset, settings.size
+        if key not in self.opened:
+            self.opened[key] = data.load(*key, self.roots, self.cache)
+        return self.opened[key]
 
 
 class Step(NamedTuple):
@@ -58,7 +66,7 @@ class Training:
     def __init__(self, cell: Cell, context: Context):
         self.cell, self.settings, self.context = cell, cell.settings, context
         settings = cell.settings
-        self.dataset: Dataset = data.load(settings.dataset, settings.size, context.roots, context.cache)
+        self.dataset = context.dataset(settings)
         self._check()
         self.labels = self.dataset.train.labels[settings.target].to(context.device)
 

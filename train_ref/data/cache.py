@@ -1,8 +1,9 @@
-"""Image files decoded once: the pixels are kept as .npy files, which later runs map into memory.
+"""What is computed once and kept as .npy files, which later runs map into memory: decoded images, and what
+frozen blocks made of them.
 
 A cached file's name has a digest of what it was made from, so that a changed source is decoded anew. It is
 written beside its place, in space that was reserved, and moved there when it is whole: a run that was killed
-leaves no half of one, and a full disk is an error before the decoding starts.
+leaves no half of one, and a full disk is an error before the work starts.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from train_ref.data.files import DataError
 Pixels = npt.NDArray[np.uint8]
 Decoder = Callable[[io.BytesIO, int], Pixels]
 """An image file's bytes and a size to (C, size, size)."""
+Array = np.memmap[Any, np.dtype[Any]]
+Filler = Callable[[Array], None]
 
 _VERSION = 1  # of all decoders: what was cached before a change of it is not used again
 _BLOCK = 64
@@ -83,49 +86,52 @@ def decoded(files: ImageFiles, size: int, channels: int, decode: Decoder, folder
     made_from = f"{_VERSION} {decode.__name__} {size} {files.fingerprint()}"
     path = folder / f"{name}-{size}-{hashlib.sha256(made_from.encode()).hexdigest()[:16]}.npy"
     shape = (len(files.names), channels, size, size)
+    return kept(path, shape, np.uint8, lambda pixels: _fill(pixels, files, size, decode))
+
+
+def kept(path: Path, shape: tuple[int, ...], dtype: npt.DTypeLike, fill: Filler) -> Tensor:
+    """The array of the file `path`, which `fill` fills if it is not there yet."""
     try:
-        if not _is_whole(path, shape):
-            folder.mkdir(parents=True, exist_ok=True)
-            # Of processes that start together one decodes, and the others find its result.
+        if not _is_whole(path, shape, dtype):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # Of processes that start together one fills it, and the others find its result.
             with path.with_suffix(".lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                if not _is_whole(path, shape):
-                    _write(path, shape, files, size, decode)
+                if not _is_whole(path, shape, dtype):
+                    _write(path, shape, dtype, fill)
         # Copy-on-write: torch wants memory that it may write to, the file stays as it is.
         return torch.from_numpy(np.load(path, mmap_mode="c"))
     except OSError as error:
+        size = math.prod(shape) * np.dtype(dtype).itemsize
         raise DataError(
-            f"{name}: decoded, it takes {math.prod(shape) / 1e6:,.0f} MB, which cannot be kept in {folder} "
-            f"({error}). Make room there, or let XDG_CACHE_HOME name another folder."
+            f"{path.stem} takes {size / 1e6:,.0f} MB, which cannot be kept in {path.parent} ({error}). Make "
+            "room there, or let XDG_CACHE_HOME name another folder."
         ) from error
 
 
-def _is_whole(path: Path, shape: tuple[int, ...]) -> bool:
+def _is_whole(path: Path, shape: tuple[int, ...], dtype: npt.DTypeLike) -> bool:
     try:
-        pixels = np.load(path, mmap_mode="r")
+        array = np.load(path, mmap_mode="r")
     except (FileNotFoundError, ValueError, EOFError):
         return False
-    return bool(pixels.shape == shape and pixels.dtype == np.uint8)
+    return bool(array.shape == shape and array.dtype == dtype)
 
 
-def _write(path: Path, shape: tuple[int, ...], files: ImageFiles, size: int, decode: Decoder) -> None:
+def _write(path: Path, shape: tuple[int, ...], dtype: npt.DTypeLike, fill: Filler) -> None:
     partial = path.with_suffix(".partial")
     try:
-        _fill(_reserved(partial, shape), files, size, decode)
+        array = np.lib.format.open_memmap(partial, mode="w+", dtype=dtype, shape=shape)
+        # A hole in the file that cannot be filled later would end the process.
+        with partial.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, partial.stat().st_size)
+        fill(array)
+        array.flush()
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
 
 
-def _reserved(path: Path, shape: tuple[int, ...]) -> np.memmap[Any, np.dtype[np.uint8]]:
-    pixels = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape)
-    # A hole in the file that cannot be filled later would end the process.
-    with path.open("r+b") as file:
-        os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-    return pixels
-
-
-def _fill(pixels: np.memmap[Any, np.dtype[np.uint8]], files: ImageFiles, size: int, decode: Decoder) -> None:
+def _fill(pixels: Array, files: ImageFiles, size: int, decode: Decoder) -> None:
     with files.reader() as read, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
 
         def fill_block(start: int) -> None:
@@ -140,4 +146,3 @@ def _fill(pixels: np.memmap[Any, np.dtype[np.uint8]], files: ImageFiles, size: i
         except BaseException:
             threads.shutdown(cancel_futures=True)
             raise
-    pixels.flush()

@@ -112,20 +112,15 @@ def _trend(outcome: Outcome, claim: str, rows: list[tuple[float, Row]]) -> Verdi
 
 def _bound(outcome: Outcome, rows: list[Row]) -> Verdict:
     claim = "the diameter after training is not below diam₀ − 2·L₀"
-    kept, total = 0, 0
-    for row in rows:
-        parts = zip(
-            outcome.values(row.key, "diameter"),
-            outcome.before(row.key, "diameter before"),
-            outcome.before(row.key, "loss before"),
-            strict=True,
-        )
-        for after, before, loss in parts:
-            kept, total = kept + (after >= before - 2 * loss), total + 1
-    said = f"it holds for {kept} of {total} trainings"
-    if not total:
+    holds = [
+        after >= least
+        for row in rows
+        for after, least in zip(outcome.values(row.key, "diameter"), outcome.bounds(row.key), strict=True)
+    ]
+    if not holds:
         return Verdict(claim, NOT_RUN, "nothing of it has finished")
-    return Verdict(claim, word(kept == total, kept > total / 2), said)
+    said = f"it holds for {sum(holds)} of {len(holds)} trainings"
+    return Verdict(claim, word(all(holds), sum(holds) > len(holds) / 2), said)
 
 
 def judge_batch_size(outcome: Outcome) -> list[Verdict]:

@@ -19,7 +19,7 @@ from train_ref.data import DataError, Dataset
 from train_ref.folder import write_whole
 from train_ref.outcome import Outcome, Value
 from train_ref.procedures import quarters
-from train_ref.report.tables import bounds, groups, place_in_words
+from train_ref.report.tables import groups, place_in_words
 from train_ref.settings import Cell, Row, Settings
 
 if TYPE_CHECKING:
@@ -365,7 +365,7 @@ def diameter(drawing: Drawing) -> list[Path]:
         )
         before = _means([(x_of[row.key], outcome.before(row.key, "diameter before")) for row in rows])
         panel.plot(list(before), list(before.values()), ":", color=GREY, label="before training")
-        least = _means([(x_of[row.key], bounds(outcome, row)) for row in rows])
+        least = _means([(x_of[row.key], outcome.bounds(row.key)) for row in rows])
         panel.plot(list(least), list(least.values()), "--", color=BLUE, label="bound diam₀ − 2·L₀")
         top = max([value for _, value in finals] + list(before.values()))
         panel.set_ylim(-0.04 * top, 1.08 * top)

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from train_ref.experiments import EXPERIMENTS
 from train_ref.folder import RunFolder
 from train_ref.outcome import Outcome, Value
-from train_ref.procedures import bound
 from train_ref.report.document import Table
 from train_ref.runner import cells_of
 from train_ref.settings import DESK, PAPER, Experiment, Row, Settings
@@ -60,20 +59,12 @@ def place_in_words(place: str) -> str:
     return split if labels in ("", "class") else f"{split}, by {labels}"
 
 
-def bounds(outcome: Outcome, row: Row) -> list[float]:
-    """000's least diameter after training, one number a repeat."""
-    firsts = [
-        each["measures"] for each in outcome.records if each["row"] == row.key and each.get("epoch") == 0
-    ]
-    return [bound(measures) for measures in firsts if "diameter before" in measures]
-
-
 def numbers(outcome: Outcome, row: Row) -> dict[str, Value]:
     """All measures of a row: what was only measured before training first."""
     after = outcome.measures(row.key)
     firsts = [each for each in outcome.records if each["row"] == row.key and each.get("epoch") == 0]
     names = dict.fromkeys(name for first in firsts for name in first["measures"] if name not in after)
-    lists = {name: outcome.before(row.key, name) for name in names} | {BOUND: bounds(outcome, row)}
+    lists = {name: outcome.before(row.key, name) for name in names} | {BOUND: outcome.bounds(row.key)}
     lists |= {name: outcome.values(row.key, name) for name in after}
     return {name: _over_seeds(values) for name, values in lists.items() if values}
 
