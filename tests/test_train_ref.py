@@ -971,6 +971,20 @@ def test_every_setting_is_an_option(monkeypatch, setting):
     assert reached == (tuple(default) if isinstance(default, tuple) else expected)
 
 
+def test_a_run_keeps_the_settings_it_was_begun_with(unbroken, monkeypatch):
+    config = RunFolder(unbroken).config()
+    experiment = EXPERIMENTS["eps-even-odd"]
+    redefined = dataclasses.replace(experiment, desk=changed(experiment.desk, {"margin": 0.7, "seeds": 9}))
+    monkeypatch.setitem(EXPERIMENTS, "eps-even-odd", redefined)
+    found = runner.cells_of(config)
+    assert [each.key for each in found] == ["Triplet #0", "EPS + Triplet #0"]
+    assert {each.settings.margin for each in found} == {0.2}
+    assert found[0].settings.recall_at == (1, 5, 10)  # a tuple again
+    monkeypatch.setitem(EXPERIMENTS, "eps-even-odd", dataclasses.replace(redefined, rows=experiment.rows[1:]))
+    with pytest.raises(ValueError, match=r"eps-even-odd has no row 'Triplet' any more: run it anew"):
+        runner.cells_of(config)
+
+
 def test_resume_keeps_the_backend(tmp_path, monkeypatch):
     interrupt_at(monkeypatch, 1)
     with pytest.raises(SystemExit):

@@ -119,8 +119,8 @@ def test_convnet4_by_hand():
     assert [type(module).__name__ for module in made.body][:4] == [
         "Conv2d",
         "BatchNorm2d",
-        "ReLU",
         "MaxPool2d",
+        "ReLU",
     ]
     assert made(torch.rand(3, 1, 28, 28)).shape == (3, 128)
 

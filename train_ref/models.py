@@ -130,10 +130,12 @@ def _even_odd(size: int, channels: int) -> tuple[nn.Module, int]:
 
 
 def _convnet2(size: int, channels: int) -> tuple[nn.Module, int]:
-    """The 2-layer convnet of the isometric-approximation paper's Appendix E, which doesn't describe it."""
+    """The 2-layer convnet of the isometric-approximation paper's Appendix E, which doesn't describe it.
+
+    The maximum comes before the ReLU: the same, of a quarter of the values."""
     body = nn.Sequential(
-        *(nn.Conv2d(channels, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(channels, 32, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()),
+        *(nn.Conv2d(32, 64, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()),
         nn.Flatten(),
     )
     return body, 64 * (size // 4) ** 2
@@ -144,7 +146,7 @@ def _convnet4(size: int, channels: int) -> tuple[nn.Module, int]:
     widths = (channels, 32, 32, 32, 32)
     layers: list[nn.Module] = []
     for before, after in pairwise(widths):
-        layers += [nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU(), nn.MaxPool2d(2)]
+        layers += [nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.MaxPool2d(2), nn.ReLU()]
     return nn.Sequential(*layers, nn.Flatten()), 32 * (size // 16) ** 2
 
 

@@ -27,7 +27,7 @@ from train_ref.batches import batches
 from train_ref.experiments import EXPERIMENTS
 from train_ref.folder import Record, RunFolder
 from train_ref.procedures import PROCEDURES
-from train_ref.settings import Cell, Experiment
+from train_ref.settings import Cell, Experiment, Settings
 from train_ref.trainer import Context, Step, Training
 from tripletops.evaluate import diameter
 
@@ -110,11 +110,24 @@ def _check_backend(context: Context) -> None:
 
 
 def cells_of(config: Record) -> list[Cell]:
+    """All trainings of a run. One that was begun keeps the settings that it was begun with, whatever has
+    become of the experiment's since."""
     experiment: Experiment = EXPERIMENTS[config["experiment"]]
-    changes = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in config["changes"].items()
-    }
-    return experiment.cells(config["scale"], changes, config["quick"])
+    if "settings" not in config:
+        return experiment.cells(config["scale"], _with_tuples(config["changes"]), config["quick"])
+    rows = {row.key: row for row in experiment.rows}
+    found = []
+    for key, recorded in config["settings"].items():
+        if key not in rows:
+            raise ValueError(f"{experiment.name} has no row {key!r} any more: run it anew")
+        settings = Settings(**_with_tuples(recorded))
+        found += [Cell(rows[key], seed, settings) for seed in range(settings.seeds)]
+    return found
+
+
+def _with_tuples(record: Record) -> Record:
+    """JSON has lists only."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
 
 
 def keep_freed_memory() -> None:
