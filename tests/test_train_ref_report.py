@@ -131,6 +131,17 @@ def test_verdict_names_claim_scale_and_evidence(run):
     )
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [({}, 1), ({"quick": True}, 0), ({"scale": "paper"}, 0), ({"changes": {"dim": 3}}, 0)],
+    ids=["desk", "quick", "paper", "changed"],
+)
+def test_the_account_is_of_desk_scale_as_defined(run, tmp_path, changes, said):
+    folder = run(small(account="the network is small."), FINALS, **changes)
+    assert write_report(folder).read_text().count("**Why:** the network is small.") == said
+    assert publish([folder], tmp_path / "page").read_text().count("**Why:** the network is small.") == said
+
+
 def test_unfinished_trainings_are_named_and_their_numbers_dashes(run):
     started = at_epoch("EPS + A <b>", 0, 0, {RECALL: 1.0})  # under way: not in any number
     text = write_report(run(small(), [*FINALS[:2], started])).read_text()

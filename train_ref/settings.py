@@ -126,6 +126,7 @@ class Experiment:
     quick: dict[str, Any] = field(default_factory=dict)  # what `--quick` changes
     quick_rows: Callable[[Row], bool] = lambda row: True  # which rows `--quick` keeps
     choices: tuple[str, ...] = ()  # what the paper leaves open, and what was chosen
+    account: str = ""  # why desk scale comes out as it does, where that is not as in the paper
     figures: tuple[str, ...] = ()  # names of `report.figures.FIGURES`
     judge: Callable[[Any], list[Verdict]]  # of an `outcome.Outcome`
 

@@ -234,6 +234,10 @@ EXPERIMENTS = (
         ),
         quick={"epochs": 0},
         quick_rows=lambda row: row.name.endswith("early"),
+        account="early, hard positives are dissimilar and hard negatives similar. There the second order's "
+        "weights, 1 − S_ap of the pull and S_an of the push, are nearly alike, and it moves as the first, "
+        "whose weights are alike everywhere. Late, the first order has collapsed on HPHN: its moves are as "
+        "small as rounding, and their quarter says little.",
         figures=("movement",),
         judge=judge_movement,
         **_common,

@@ -38,6 +38,7 @@ def report(outcome: Outcome, pictures: Sequence[Block], roots: Sequence[Path] | 
         *warnings(outcome),
         Heading(2, "What became of the paper's claims"),
         verdicts(outcome),
+        *account(outcome),
         Heading(2, "Numbers"),
         *numbers(outcome),
         *([Heading(2, "Figures"), *pictures] if pictures else []),
@@ -88,6 +89,13 @@ def verdicts(outcome: Outcome) -> Points:
             for verdict in experiment_of(outcome).judge(outcome)
         )
     )
+
+
+def account(outcome: Outcome) -> list[Block]:
+    """Why the claims fared so, where that was looked into: of desk scale as it is defined."""
+    text, config = experiment_of(outcome).account, outcome.config
+    as_defined = config["scale"] == DESK and not config["quick"] and not config["changes"]
+    return [Paragraph(text, "Why:")] if text and as_defined else []
 
 
 def _sentence(text: str) -> str:

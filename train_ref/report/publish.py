@@ -148,6 +148,7 @@ def _section(run: Published) -> list[Block]:
         Heading(2, run.name),
         Paragraph(f"{experiment.paper}: {experiment.shows}. {experiment.question}"),
         *page.warnings(outcome),
+        *page.account(outcome),
     ]
     for each in chosen:
         found += [Paragraph("", each.title), each.table] if each.title else [each.table]
