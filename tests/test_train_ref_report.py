@@ -18,7 +18,7 @@ from train_ref.report.document import Heading, Links, Paragraph, Picture, Points
 from train_ref.report.figures import Drawing, NoFigureError
 from train_ref.report.page import write_report
 from train_ref.report.publish import publish
-from train_ref.settings import PAPER, Experiment, Row, Settings
+from train_ref.settings import PAPER, Experiment, Row, Settings, Verdict
 
 RECALL = "test digits/digit/R@1"
 BASE = Settings(
@@ -110,6 +110,32 @@ def png_size(path: Path) -> tuple[int, int]:
     with Image.open(path) as image:
         assert len(image.convert("RGB").getcolors(1 << 24) or []) > 1
         return image.size
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "few", "expected"),
+    [
+        (1.0, 0.6, 0.7, ["reproduced", "reproduced"]),
+        (1.0, 0.6, 1.0, ["reproduced", "not reproduced"]),
+        (1.0, 1.0, 1.0, ["partly reproduced", "not reproduced"]),
+        (0.7, 0.6, 0.7, ["partly reproduced", "reproduced"]),
+    ],
+)
+def test_collapse_is_told_from_the_last_diagram(run, first, second, few, expected):
+    folder = run(EXPERIMENTS["extreme-group-size"], [])
+    ends = {"1st n=2": first, "2nd n=2": second, "2nd n=8": 0.6, "1st n=8": few}
+    for row, end in ends.items():
+        assert not [each for each in judged(folder) if "(1, 1)" in each.claim]  # not before all are there
+        diagrams = {f"diagram {epoch}": np.full((3, 2), where) for epoch, where in ((0, 0.5), (15, end))}
+        folder.write_arrays(f"CAR: EPHN-{row} #0", diagrams)
+    found = [each for each in judged(folder) if "(1, 1)" in each.claim]
+    assert [each.outcome for each in found] == expected
+    assert f"EPHN-1st n=2: S_ap {first:.3f}, S_an {first:.3f}" in found[0].because
+
+
+def judged(folder: RunFolder) -> list[Verdict]:
+    outcome = tables.outcome_of(folder)
+    return tables.experiment_of(outcome).judge(outcome)
 
 
 # The page ---------------------------------------------------------------------------------------------------

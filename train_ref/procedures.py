@@ -103,7 +103,7 @@ class Train:
                 distance="cosine",
             )
             points = 1 - torch.stack([triplets.d_ap, triplets.d_an], dim=1)
-            self.training.kept[f"diagram {self.training.epoch}"] = points[triplets.valid].half()
+            self.training.kept[f"diagram {self.training.epoch}"] = points[triplets.valid]
 
 
 class Collapse(Train):

@@ -476,10 +476,10 @@ def diagrams(drawing: Drawing) -> list[Path]:
                 panel.set_visible(False)
                 continue
             points = found[epoch][_some(len(found[epoch]), POINTS)]
-            wrong = points[:, 1] > points[:, 0]
-            for which, colour in ((wrong, RED), (~wrong, BLUE)):
+            above = points[:, 1] - points[:, 0]
+            for which, colour in ((above > 0, RED), (above <= 0, BLUE)):
                 panel.scatter(points[which, 0], points[which, 1], s=2, linewidths=0, color=colour, alpha=0.5)
-            right = 100 * float((found[epoch][:, 1] <= found[epoch][:, 0]).mean())
+            right = 100 * float((found[epoch][:, 1] < found[epoch][:, 0]).mean())
             panel.text(0.03, 0.97, f"{right:.0f} % below", transform=panel.transAxes, fontsize=7, va="top")
             _similarities(panel, limits)
             panel.set_title(f"epoch {epoch}", fontsize=9)
