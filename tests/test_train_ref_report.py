@@ -133,6 +133,27 @@ def test_collapse_is_told_from_the_last_diagram(run, first, second, few, expecte
     assert f"EPHN-1st n=2: S_ap {first:.3f}, S_an {first:.3f}" in found[0].because
 
 
+@pytest.mark.parametrize(
+    ("left_at_low_d", "left_at_high_d", "expected"),
+    [
+        (0.1, 6.0, "reproduced"),
+        (4.0, 6.0, "partly reproduced"),  # smaller, but nothing has collapsed
+        (5.5, 6.0, "not reproduced"),
+        (0.001, 0.5, "not reproduced"),  # smaller, but everything has collapsed
+    ],
+)
+def test_the_trend_of_collapse(run, left_at_low_d, left_at_high_d, expected):
+    experiment = EXPERIMENTS["collapse-dim"]
+    records = []
+    for each in experiment.cells("desk", {"seeds": 1}):
+        left = left_at_low_d if each.settings.dim < 64 else left_at_high_d
+        before = {"diameter before": 10.0, "loss before": 1.0}
+        records += [at_epoch(each.row.key, 0, 0, before), final(each.row.key, 0, {"diameter": left})]
+    trend, bound = judged(run(experiment, records, changes={"seeds": 1}))
+    assert trend.outcome == expected
+    assert bound.because == "it holds for 0 of 9 trainings"  # 10 − 2·1 = 8
+
+
 def judged(folder: RunFolder) -> list[Verdict]:
     outcome = tables.outcome_of(folder)
     return tables.experiment_of(outcome).judge(outcome)

@@ -94,7 +94,7 @@ def _diameters(outcome: Outcome, row: Row) -> float | None:
 
 def _trend(outcome: Outcome, claim: str, rows: list[tuple[float, Row]]) -> Verdict:
     """`rows` are given with what is claimed to make them collapse: the share of the diameter that is left
-    must be lower in the upper third of it than in the lower one, and collapse must occur only there."""
+    must be lower in the upper third of it than in the lower one, which must not have collapsed itself."""
     found = [(x, share) for x, row in rows if (share := _diameters(outcome, row)) is not None]
     if len(found) < 3:
         return Verdict(claim, NOT_RUN, "too little of it has finished")
@@ -108,9 +108,9 @@ def _trend(outcome: Outcome, claim: str, rows: list[tuple[float, Row]]) -> Verdi
         f"{100 * high:.0f} % at the upper third; {len(collapsed)} of {len(found)} settings keep less "
         f"than {100 * COLLAPSED:.0f} %"
     )
-    if collapsed and high < low / 2:
-        return Verdict(claim, REPRODUCED, said)
-    return Verdict(claim, PARTLY if high < low / 1.25 else NOT, said)
+    if low < COLLAPSED or high > low / 1.25:
+        return Verdict(claim, NOT, said)
+    return Verdict(claim, REPRODUCED if collapsed and high < low / 2 else PARTLY, said)
 
 
 def _bound(outcome: Outcome, rows: list[Row]) -> Verdict:
