@@ -985,6 +985,16 @@ def test_a_run_keeps_the_settings_it_was_begun_with(unbroken, monkeypatch):
         runner.cells_of(config)
 
 
+@pytest.mark.parametrize("scale", [DESK, PAPER])
+def test_a_run_has_the_rows_of_its_scale(scale):
+    """Some experiments have a row of one name at each scale."""
+    for experiment in EXPERIMENTS.values():
+        expected = experiment.cells(scale, {})
+        settings = {each.row.key: dataclasses.asdict(each.settings) for each in expected}
+        config = {"experiment": experiment.name, "scale": scale, "settings": json.loads(json.dumps(settings))}
+        assert runner.cells_of(config) == expected
+
+
 def test_resume_keeps_the_backend(tmp_path, monkeypatch):
     interrupt_at(monkeypatch, 1)
     with pytest.raises(SystemExit):

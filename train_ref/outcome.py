@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy
 
 from train_ref.folder import Record, RunFolder
 from train_ref.settings import Cell
@@ -58,6 +60,15 @@ class Outcome:
         """000, (17) with c = 2: the least diameter that training can leave, by the theory."""
         parts = zip(self.before(row, "diameter before"), self.before(row, "loss before"), strict=True)
         return [diameter - 2 * loss for diameter, loss in parts]
+
+    def diagrams(self, row: str) -> dict[int, numpy.ndarray[Any, Any]]:
+        """The first seed's triplet scatter diagrams by epoch: (triplets, 2), S_ap and S_an."""
+        kept = self.folder.arrays(f"{row} #0")
+        return {
+            int(name.split()[1]): array.astype(float)
+            for name, array in kept.items()
+            if name.startswith("diagram ")
+        }
 
     def by_epoch(self, row: str, measure: str) -> dict[int, list[float]]:
         """A measure after every epoch that has it, one number a seed."""

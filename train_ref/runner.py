@@ -115,7 +115,7 @@ def cells_of(config: Record) -> list[Cell]:
     experiment: Experiment = EXPERIMENTS[config["experiment"]]
     if "settings" not in config:
         return experiment.cells(config["scale"], _with_tuples(config["changes"]), config["quick"])
-    rows = {row.key: row for row in experiment.rows}
+    rows = {row.key: row for row in experiment.rows if config["scale"] in row.scales}
     found = []
     for key, recorded in config["settings"].items():
         if key not in rows:

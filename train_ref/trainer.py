@@ -42,7 +42,7 @@ class Context:
     cache: Path | None = None
     rank: int = 0
     world: int = 1
-    opened: dict[tuple[str, int], Dataset] = field(default_factory=dict)
+    opened: dict[tuple[str, int], Dataset] = field(default_factory=dict, init=False, compare=False)
 
     def dataset(self, settings: Settings) -> Dataset:
         """The data set of a training; each is opened and checked once."""

@@ -126,10 +126,9 @@ def _at_the_corner(outcome: Outcome) -> list[Verdict]:
     """Fig 6: whether the last diagram has all of its triplets at (1, 1)."""
     means = {}
     for row in ("1st n=2", "1st n=8", "2nd n=2", "2nd n=8"):
-        kept = outcome.folder.arrays(f"CAR: EPHN-{row} #0")
-        last = max((int(name.split()[1]) for name in kept if name.startswith("diagram ")), default=0)
-        if last:
-            means[row] = kept[f"diagram {last}"].astype(float).mean(0)
+        diagrams = outcome.diagrams(f"CAR: EPHN-{row}")
+        if last := max(diagrams, default=0):
+            means[row] = diagrams[last].mean(0)
     if len(means) < 4:
         return []
     at_corner = {row: bool(mean.min() > 0.99) for row, mean in means.items()}

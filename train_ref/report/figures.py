@@ -460,11 +460,8 @@ def _file_name(figure: str, group: str) -> str:
 def diagrams(drawing: Drawing) -> list[Path]:
     """002, Fig 6: every training image by its nearest positive and negative, epoch by epoch; red where the
     negative is nearer."""
-    kept: dict[str, dict[int, Array]] = {}
-    for row in drawing.outcome.rows:
-        for name, array in drawing.arrays(row).items():
-            if name.startswith("diagram "):
-                kept.setdefault(row.key, {})[int(name.split()[1])] = array.astype(float)
+    found_of = {row.key: drawing.outcome.diagrams(row.key) for row in drawing.outcome.rows}
+    kept = {key: found for key, found in found_of.items() if found}
     if not kept:
         raise NoFigureError("no row of it is finished yet")
     epochs = sorted({epoch for found in kept.values() for epoch in found})
@@ -476,8 +473,8 @@ def diagrams(drawing: Drawing) -> list[Path]:
                 panel.set_visible(False)
                 continue
             points = found[epoch][_some(len(found[epoch]), POINTS)]
-            above = points[:, 1] - points[:, 0]
-            for which, colour in ((above > 0, RED), (above <= 0, BLUE)):
+            wrong = points[:, 1] > points[:, 0]
+            for which, colour in ((wrong, RED), (~wrong, BLUE)):
                 panel.scatter(points[which, 0], points[which, 1], s=2, linewidths=0, color=colour, alpha=0.5)
             right = 100 * float((found[epoch][:, 1] < found[epoch][:, 0]).mean())
             panel.text(0.03, 0.97, f"{right:.0f} % below", transform=panel.transAxes, fontsize=7, va="top")
