@@ -53,7 +53,6 @@ P, K = (2, 4, 8, 18), (2, 4, 8, 16, 32)
 DIMENSIONS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
 MARGINS = (0.01, 0.05)
 FEWER = ((4, 2), (8, 4), (8, 16), (18, 16))  # (P, K) for margins other than 0 at desk scale
-ONCE, REPEATED = {"seeds": 1}, {"seeds": AT_PAPER.seeds}  # these and fixed batches, at desk scale
 FIXED, FEWER_FIXED = (16, 32, 64, 128, 256), (16, 64, 256)
 COLLAPSED = 0.1  # share of the diameter before training below which a network counts as collapsed
 
@@ -62,9 +61,8 @@ def _grid(margin: float) -> list[Row]:
     return [
         Row(
             f"P={p} K={k}",
-            {"batch": p * k, "per_class": k, "margin": margin, **(ONCE if margin else {})},
+            {"batch": p * k, "per_class": k, "margin": margin},
             group=f"α={margin:g}",
-            at_paper=REPEATED,
             scales=(DESK, PAPER) if not margin or (p, k) in FEWER else (PAPER,),
         )
         for p in P
@@ -77,9 +75,8 @@ def _fixed(dataset: str, name: str) -> list[Row]:
     return [
         Row(
             f"N={batch}",
-            {"dataset": dataset, "target": "class", "batches": "shuffled", "batch": batch, **ONCE},
+            {"dataset": dataset, "target": "class", "batches": "shuffled", "batch": batch},
             group=f"{name}, fixed batches",
-            at_paper=REPEATED,
             scales=(DESK, PAPER) if batch in FEWER_FIXED else (PAPER,),
         )
         for batch in FIXED
