@@ -985,6 +985,25 @@ def test_a_run_keeps_the_settings_it_was_begun_with(unbroken, monkeypatch):
         runner.cells_of(config)
 
 
+def test_other_seeds(tmp_path, unbroken):
+    """A run can be repeated with seeds that it has not had; the first of them stands for it in figures."""
+    command(*RUN, "--out", tmp_path, "--first-seed", 3, "--seeds", 2, "--epochs", 1, "--steps", 2)
+    folder = RunFolder(tmp_path / NAME)
+    finals = [record for record in folder.records() if "final" in record]
+    assert [record["cell"] for record in finals] == [
+        "Triplet #3",
+        "Triplet #4",
+        "EPS + Triplet #3",
+        "EPS + Triplet #4",
+    ]
+    assert ["timing" in record for record in finals] == [True, False] * 2
+    outcome = Outcome(folder, runner.cells_of(folder.config()))
+    assert set(outcome.kept("Triplet")) == {"embeddings train digits", "embeddings test digits"}
+    assert not folder.arrays("Triplet #4")
+    first_losses = [RunFolder(unbroken).records()[1]["losses"][0], folder.records()[1]["losses"][0]]
+    assert first_losses[0] != first_losses[1]
+
+
 @pytest.mark.parametrize("scale", [DESK, PAPER])
 def test_a_run_has_the_rows_of_its_scale(scale):
     """Some experiments have a row of one name at each scale."""

@@ -61,12 +61,15 @@ class Outcome:
         parts = zip(self.before(row, "diameter before"), self.before(row, "loss before"), strict=True)
         return [diameter - 2 * loss for diameter, loss in parts]
 
+    def kept(self, row: str) -> dict[str, numpy.ndarray[Any, Any]]:
+        """The arrays of the first seed."""
+        return self.folder.arrays(f"{row} #{self.settings[row].first_seed}")
+
     def diagrams(self, row: str) -> dict[int, numpy.ndarray[Any, Any]]:
         """The first seed's triplet scatter diagrams by epoch: (triplets, 2), S_ap and S_an."""
-        kept = self.folder.arrays(f"{row} #0")
         return {
             int(name.split()[1]): array.astype(float)
-            for name, array in kept.items()
+            for name, array in self.kept(row).items()
             if name.startswith("diagram ")
         }
 

@@ -31,7 +31,7 @@ class Train:
 
     def __init__(self, training: Training):
         self.training, self.settings = training, training.settings
-        self.keeps = training.cell.seed == 0
+        self.keeps = training.cell.is_first
 
     def before(self) -> Measures:
         self.keep_diagram()

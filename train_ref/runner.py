@@ -120,8 +120,7 @@ def cells_of(config: Record) -> list[Cell]:
     for key, recorded in config["settings"].items():
         if key not in rows:
             raise ValueError(f"{experiment.name} has no row {key!r} any more: run it anew")
-        settings = Settings(**_with_tuples(recorded))
-        found += [Cell(rows[key], seed, settings) for seed in range(settings.seeds)]
+        found += rows[key].cells(Settings(**_with_tuples(recorded)))
     return found
 
 
@@ -206,7 +205,7 @@ def _train(
         if writer is not None:
             _write_scalars(writer, history[-1])
     final = head | {"final": True, "measures": procedure.after()}
-    if cell.seed == 0 and training.settings.epochs:
+    if cell.is_first and training.settings.epochs:
         final["timing"] = _timing(training, history)
     history.append(final)
     if context.rank == 0:

@@ -53,6 +53,7 @@ class Settings:
     precision: str = "float32"  # or "bfloat16": autocast
     epochs: int
     seeds: int = 3
+    first_seed: int = 0
 
     recall_at: tuple[int, ...] = (1, 2, 4, 8)
     measure_every: int = 0  # epochs between measures of recall; 0: after the last only
@@ -92,6 +93,11 @@ class Row:
     def key(self) -> str:
         return f"{self.group}: {self.name}" if self.group else self.name
 
+    def cells(self, settings: Settings) -> list[Cell]:
+        """Its trainings, one a seed."""
+        seeds = range(settings.first_seed, settings.first_seed + settings.seeds)
+        return [Cell(self, seed, settings) for seed in seeds]
+
 
 class Cell(NamedTuple):
     """One training."""
@@ -103,6 +109,11 @@ class Cell(NamedTuple):
     @property
     def key(self) -> str:
         return f"{self.row.key} #{self.seed}"
+
+    @property
+    def is_first(self) -> bool:
+        """Of the trainings of its row: the one that figures and timings are taken from."""
+        return self.seed == self.settings.first_seed
 
 
 class Verdict(NamedTuple):
@@ -140,5 +151,5 @@ class Experiment:
             settings = changed(base, row.changes)
             settings = changed(settings, row.at_paper if scale == PAPER else {})
             settings = changed(changed(settings, self.quick if quick else {}), changes)
-            found += [Cell(row, seed, settings) for seed in range(settings.seeds)]
+            found += row.cells(settings)
         return found

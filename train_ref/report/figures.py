@@ -20,7 +20,7 @@ from train_ref.folder import write_whole
 from train_ref.outcome import Outcome, Value
 from train_ref.procedures import quarters
 from train_ref.report.tables import groups, place_in_words
-from train_ref.settings import Cell, Row, Settings
+from train_ref.settings import Row, Settings
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -59,7 +59,7 @@ class Drawing:
     def arrays(self, row: Row) -> dict[str, Array]:
         """What was kept of a row's first seed."""
         if row.key not in self._arrays:
-            self._arrays[row.key] = self.outcome.folder.arrays(Cell(row, 0, self.settings(row)).key)
+            self._arrays[row.key] = self.outcome.kept(row.key)
         return self._arrays[row.key]
 
     def settings(self, row: Row) -> Settings:
