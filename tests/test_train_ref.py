@@ -581,6 +581,25 @@ def test_training_learns_and_is_repeatable():
     assert found != losses(Training(cell(1, positive="easy", steps=25), Context()), 25)
 
 
+def test_dropout_goes_on_where_it_was():
+    """A training that is taken up again drops what it would have dropped, in whatever state chance is."""
+
+    def begun() -> Training:
+        training = Training(cell(), Context())
+        training.network.register_forward_hook(
+            lambda network, _, emb: torch.dropout(emb, 0.5, train=network.training)
+        )
+        return training
+
+    whole, first, second = begun(), begun(), begun()
+    expected = losses(whole, 8)
+    assert losses(first, 4) == expected[:4]
+    assert losses(Training(cell(), Context()), 4) != expected[:4]  # it does drop something
+    torch.rand(3)
+    second.load_state(first.state())
+    assert losses(second, 4) == expected[4:]
+
+
 def test_the_active_share_counts_moved_embeddings():
     # The pairs of the first two classes are far from all others, and stay; within the third's is another.
     training = Training(cell(positive="hard", negative="hard"), Context())

@@ -95,7 +95,7 @@ class Training:
             num_replicas=context.world,
             rank=context.rank,
         )
-        self.crops = torch.Generator()  # of views: seeded anew for every step
+        self.crops = torch.Generator()  # of views
         self.inputs = Inputs(self.dataset, self.network, settings, context.device, context.cache)
         self.epoch, self.step_of_epoch = 0, 0
         self.steps: list[list[float]] = []  # of the epoch under way: loss, active, seconds, loss_seconds
@@ -164,7 +164,9 @@ class Training:
     def step(self, index: Tensor) -> Step:
         start = self._now()
         place = f"{self.cell.seed} {self.epoch} {self.step_of_epoch} {self.context.rank}"
-        self.crops.manual_seed(zlib.crc32(place.encode()))
+        seed = zlib.crc32(place.encode())  # anew for every step, so that a checkpoint needs none of it
+        self.crops.manual_seed(seed)
+        torch.manual_seed(seed)  # of dropout, on any device
         emb = self.embeddings(self.inputs.batch(index, self.crops))
         whole = self._gathered(emb.detach()).requires_grad_()
         labels = self._gathered(self.labels[index])
@@ -233,7 +235,6 @@ class Training:
             "steps": self.steps,
             "kept": self.kept,
             "draws": self.draws.get_state(),
-            "global": torch.get_rng_state(),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -243,4 +244,3 @@ class Training:
         self.epoch, self.step_of_epoch, self.steps = state["epoch"], state["step_of_epoch"], state["steps"]
         self.kept = state["kept"]
         self.draws.set_state(state["draws"])
-        torch.set_rng_state(state["global"])
