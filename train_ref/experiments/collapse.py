@@ -7,6 +7,7 @@ low. By (17) the diameter that training leaves is at least diam₀ − c·L₀, 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from typing import Any
 
 from train_ref.experiments.verdicts import NOT, NOT_RUN, PARTLY, REPRODUCED, word
@@ -123,21 +124,23 @@ def _bound(outcome: Outcome, rows: list[Row]) -> Verdict:
     return Verdict(claim, word(all(holds), sum(holds) > len(holds) / 2), said)
 
 
-def judge_batch_size(outcome: Outcome) -> list[Verdict]:
+def _judge(outcome: Outcome, claim: str, size: Callable[[Settings], float]) -> list[Verdict]:
+    """The trend with `size` in every group of rows, and the bound."""
     verdicts = []
     for group in dict.fromkeys(row.group for row in outcome.rows):
-        rows = [row for row in outcome.rows if row.group == group]
-        sized = [(float(outcome.settings[row.key].batch), row) for row in rows]
-        verdicts.append(
-            _trend(outcome, f"large batches collapse, small ones keep their diameter ({group})", sized)
-        )
+        sized = [(size(outcome.settings[row.key]), row) for row in outcome.rows if row.group == group]
+        verdicts.append(_trend(outcome, f"{claim} ({group})", sized))
     return [*verdicts, _bound(outcome, outcome.rows)]
+
+
+def judge_batch_size(outcome: Outcome) -> list[Verdict]:
+    claim = "large batches collapse, small ones keep their diameter"
+    return _judge(outcome, claim, lambda settings: settings.batch)
 
 
 def judge_dim(outcome: Outcome) -> list[Verdict]:
     claim = "low dimensions collapse, high ones keep their diameter"
-    sized = [(-float(outcome.settings[row.key].dim), row) for row in outcome.rows]
-    return [_trend(outcome, claim, sized), _bound(outcome, outcome.rows)]
+    return _judge(outcome, claim, lambda settings: -settings.dim)
 
 
 _common: dict[str, Any] = {
@@ -181,17 +184,12 @@ EXPERIMENTS = (
         "large ones, has shrunk it within a few hundred. The bound supposes that training ends at the "
         "nearest network that separates the classes; it ends at this one.",
         rows=tuple(
-            Row(
-                f"d={dim}",
-                {"dim": dim, "margin": margin},
-                group=f"α={margin:g}",
-                scales=(PAPER,) if margin else (DESK, PAPER),
-            )
+            Row(f"d={dim}", {"dim": dim, "margin": margin}, group=f"α={margin:g}")
             for margin in (0.0, *MARGINS)
             for dim in DIMENSIONS
         ),
         quick={"epochs": 1, "seeds": 1},
-        quick_rows=lambda row: row.name in ("d=4", "d=64", "d=1024"),
+        quick_rows=lambda row: row.group == "α=0" and row.name in ("d=4", "d=64", "d=1024"),
         judge=judge_dim,
         **_common,
     ),
