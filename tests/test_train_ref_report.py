@@ -134,21 +134,23 @@ def test_collapse_is_told_from_the_last_diagram(run, first, second, few, expecte
 
 
 @pytest.mark.parametrize(
-    ("left_at_low_d", "left_at_high_d", "expected"),
+    ("left", "expected"),  # left of a diameter of 10, from d=4 to d=1024
     [
-        (0.1, 6.0, "reproduced"),
-        (4.0, 6.0, "partly reproduced"),  # smaller, but nothing has collapsed
-        (5.5, 6.0, "not reproduced"),
-        (0.001, 0.5, "not reproduced"),  # smaller, but everything has collapsed
+        ([0.1] * 4 + [6.0] * 5, "reproduced"),
+        ([4.0] * 4 + [6.0] * 5, "partly reproduced"),  # smaller, but nothing has collapsed
+        ([0.1, 6.0, 6.0, 6.0, 6.0, 5.0, 4.0, 4.0, 4.0], "partly reproduced"),  # the lowest alone
+        ([0.1, 6.0, 6.0, 6.0, 6.0, 5.0, 4.0, 4.0, 0.1], "not reproduced"),  # the highest too
+        ([5.5] * 4 + [6.0] * 5, "not reproduced"),
+        ([0.001] * 4 + [0.5] * 5, "not reproduced"),  # smaller, but everything has collapsed
     ],
 )
-def test_the_trend_of_collapse(run, left_at_low_d, left_at_high_d, expected):
+def test_the_trend_of_collapse(run, left, expected):
     experiment = EXPERIMENTS["collapse-dim"]
     records = []
-    for each in experiment.cells("desk", {"seeds": 1}):
-        left = left_at_low_d if each.settings.dim < 64 and not each.settings.margin else left_at_high_d
+    for place, each in enumerate(experiment.cells("desk", {"seeds": 1})):
         before = {"diameter before": 10.0, "loss before": 1.0}
-        records += [at_epoch(each.row.key, 0, 0, before), final(each.row.key, 0, {"diameter": left})]
+        after = {"diameter": left[place] if place < len(left) else 6.0}  # with other margins: no trend
+        records += [at_epoch(each.row.key, 0, 0, before), final(each.row.key, 0, after)]
     *trends, bound = judged(run(experiment, records, changes={"seeds": 1}))
     assert [trend.outcome for trend in trends] == [expected, "not reproduced", "not reproduced"]
     assert bound.because == "it holds for 0 of 27 trainings"  # 10 − 2·1 = 8
