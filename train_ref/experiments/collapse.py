@@ -193,10 +193,9 @@ EXPERIMENTS = (
         "triplets that are not separated, shrinking lowers it, in any dimension. In batches of 32 the net "
         "never separates Omniglot's letters, and Adam, whose steps are as long for small gradients as for "
         "large ones, has shrunk it within a few hundred. With a margin the lowest dimensions collapse, as in "
-        "the paper. In high ones the diameter after training hardly grows with d any more, for the margin "
-        "asks for no more, while the diameter before training does: of that, a smaller share is left. The "
-        "bound supposes that training ends at the nearest network that separates the classes; without a "
-        "margin it ends at a point.",
+        "the paper, and the diameter after training grows with d, but more slowly than the one before "
+        "training, of which a smaller share is left. The bound supposes that training ends at the nearest "
+        "network that separates the classes; without a margin it ends at a point.",
         rows=tuple(
             Row(f"d={dim}", {"dim": dim, "margin": margin}, group=f"α={margin:g}")
             for margin in (0.0, *MARGINS)
