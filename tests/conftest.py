@@ -38,6 +38,12 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture
+def one_thread(threads: None) -> None:
+    """For small tensors: on a busy machine, waiting for a second thread costs more than it does."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder of real data sets, each in a subfolder of its own."""

