@@ -90,10 +90,11 @@ def _diameters(outcome: Outcome, row: Row) -> float | None:
     return statistics.fmean(a / b for a, b in zip(after, before, strict=True)) if after else None
 
 
-def _trend(outcome: Outcome, claim: str, rows: list[tuple[float, Row]]) -> Verdict:
+def _trend(outcome: Outcome, claim: str, ends: tuple[str, str], rows: list[tuple[float, Row]]) -> Verdict:
     """`rows` are given with what is claimed to make them collapse: the share of the diameter that is left
     must be lower in the upper third of it than in the lower one, which must not have collapsed itself. It is
-    so in part too where all that collapse, and no others, are at the upper end."""
+    so in part too where all that collapse, and no others, are at the upper end. `ends` says what the lower
+    and the upper third have."""
     found = [(x, share, row.name) for x, row in rows if (share := _diameters(outcome, row)) is not None]
     if len(found) < 3:
         return Verdict(claim, NOT_RUN, "too little of it has finished")
@@ -104,8 +105,8 @@ def _trend(outcome: Outcome, claim: str, rows: list[tuple[float, Row]]) -> Verdi
     collapsed = [name for _, share, name in found if share < COLLAPSED]
     named = f" ({', '.join(collapsed)})" if 0 < len(collapsed) <= 5 else ""
     said = (
-        f"of the diameter before training {100 * low:.0f} % is left at the lower third and "
-        f"{100 * high:.0f} % at the upper third; {len(collapsed)} of {len(found)} settings keep less "
+        f"of the diameter before training {100 * low:.0f} % is left in the third with {ends[0]} and "
+        f"{100 * high:.0f} % in that with {ends[1]}; {len(collapsed)} of {len(found)} settings keep less "
         f"than {100 * COLLAPSED:.0f} %{named}"
     )
     if low < COLLAPSED or high > low / 1.25:
@@ -128,23 +129,27 @@ def _bound(outcome: Outcome, rows: list[Row]) -> Verdict:
     return Verdict(claim, word(all(holds), sum(holds) > len(holds) / 2), said)
 
 
-def _judge(outcome: Outcome, claim: str, size: Callable[[Settings], float]) -> list[Verdict]:
+def _judge(
+    outcome: Outcome, claim: str, ends: tuple[str, str], size: Callable[[Settings], float]
+) -> list[Verdict]:
     """The trend with `size` in every group of rows, and the bound."""
     verdicts = []
     for group in dict.fromkeys(row.group for row in outcome.rows):
         sized = [(size(outcome.settings[row.key]), row) for row in outcome.rows if row.group == group]
-        verdicts.append(_trend(outcome, f"{claim} ({group})", sized))
+        verdicts.append(_trend(outcome, f"{claim} ({group})", ends, sized))
     return [*verdicts, _bound(outcome, outcome.rows)]
 
 
 def judge_batch_size(outcome: Outcome) -> list[Verdict]:
     claim = "large batches collapse, small ones keep their diameter"
-    return _judge(outcome, claim, lambda settings: settings.batch)
+    ends = "the smallest batches", "the largest"
+    return _judge(outcome, claim, ends, lambda settings: settings.batch)
 
 
 def judge_dim(outcome: Outcome) -> list[Verdict]:
     claim = "low dimensions collapse, high ones keep their diameter"
-    return _judge(outcome, claim, lambda settings: -settings.dim)
+    ends = "the highest dimensions", "the lowest"
+    return _judge(outcome, claim, ends, lambda settings: -settings.dim)
 
 
 _common: dict[str, Any] = {
