@@ -125,7 +125,7 @@ def unbroken(tmp_path_factory) -> Path:
 
 def cell(seed: int = 0, **changes) -> Cell:
     """A training of even/odd on digits, with changes."""
-    return Cell(Row("row"), seed, changed(EVEN_ODD, DIGITS | changes))
+    return Cell(Row("row"), seed, changed(EVEN_ODD, DIGITS | {"distance": None} | changes))
 
 
 def losses(training: Training, steps: int) -> list[float]:

@@ -88,12 +88,13 @@ def plain(monkeypatch, module: nn.Module, images: torch.Tensor) -> torch.Tensor:
 
 def test_even_odd_by_hand():
     # Unpadded: 28 → 26 → 24, pooled to 12.
-    made = network("even_odd", size=28, channels=1, dim=2)
-    kinds = [type(module).__name__ for module in made.body]
-    assert kinds == [*["Conv2d", "ReLU", "BatchNorm2d"] * 2, "MaxPool2d", "Flatten", "Linear", "ReLU"]
-    shapes = [tuple(parameter.shape) for parameter in made.parameters() if parameter.ndim > 1]
-    assert shapes == [(32, 1, 3, 3), (64, 32, 3, 3), (128, 64 * 12 * 12), (2, 128)]
-    assert made(torch.rand(3, 1, 28, 28)).shape == (3, 2)
+    for name, between in (("even_odd", []), ("even_odd_relu", ["ReLU"])):
+        made = network(name, size=28, channels=1, dim=2)
+        kinds = [type(module).__name__ for module in made.body]
+        assert kinds == [*["Conv2d", "ReLU", "BatchNorm2d"] * 2, "MaxPool2d", "Flatten", "Linear", *between]
+        shapes = [tuple(parameter.shape) for parameter in made.parameters() if parameter.ndim > 1]
+        assert shapes == [(32, 1, 3, 3), (64, 32, 3, 3), (128, 64 * 12 * 12), (2, 128)]
+        assert made(torch.rand(3, 1, 28, 28)).shape == (3, 2)
 
 
 def test_convnet2_by_hand():
@@ -262,7 +263,7 @@ def test_wrong_weights_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("alexnet", {}, "unknown network 'alexnet': choose one of even_odd, convnet2"),
+        ("alexnet", {}, "unknown network 'alexnet': choose one of even_odd, even_odd_relu, convnet2"),
         ("resnet18", {"frozen": 1}, "frozen must be 0 for resnet18"),
         ("convnet4", {"frozen": 1}, "frozen must be 0 for convnet4"),
         ("mobilenet_v2", {"frozen": 20}, "frozen must be from 0 to 19, got 20"),

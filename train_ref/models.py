@@ -115,18 +115,22 @@ def build(
 
 
 def _even_odd(size: int, channels: int) -> tuple[nn.Module, int]:
-    """Appendix C of the easy-positive-sampling paper.
-
-    It doesn't say how the convolutions are padded (here not at all, as in Keras's example for MNIST, which it
-    resembles) or what stands between the dense layers (here a ReLU).
-    """
+    """Appendix C of the easy-positive-sampling paper, to the letter: it names an activation after the
+    convolutions and none after the first dense layer. It doesn't say how the convolutions are padded: here
+    not at all, as in Keras's example for MNIST, which it resembles."""
     body = nn.Sequential(
         *(nn.Conv2d(channels, 32, 3), nn.ReLU(), nn.BatchNorm2d(32)),
         *(nn.Conv2d(32, 64, 3), nn.ReLU(), nn.BatchNorm2d(64)),
         *(nn.MaxPool2d(2), nn.Flatten()),
-        *(nn.Linear(64 * ((size - 4) // 2) ** 2, 128), nn.ReLU()),
+        nn.Linear(64 * ((size - 4) // 2) ** 2, 128),
     )
     return body, 128
+
+
+def _even_odd_relu(size: int, channels: int) -> tuple[nn.Module, int]:
+    """The same with a ReLU between the dense layers, which Keras's example has."""
+    body, width = _even_odd(size, channels)
+    return nn.Sequential(*body.children(), nn.ReLU()), width
 
 
 def _convnet2(size: int, channels: int) -> tuple[nn.Module, int]:
@@ -348,6 +352,7 @@ def _load(name: str, network: nn.Module, path: Path) -> None:
 # Each with the smallest size of its images.
 _SMALL: dict[str, tuple[Callable[[int, int], tuple[nn.Module, int]], int]] = {
     "even_odd": (_even_odd, 6),
+    "even_odd_relu": (_even_odd_relu, 6),
     "convnet2": (_convnet2, 4),
     "convnet4": (_convnet4, 16),
 }

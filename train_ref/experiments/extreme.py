@@ -284,7 +284,7 @@ EXPERIMENTS = (
         ),
         account="by the diagrams the first order has collapsed on Cars, yet the neighbours keep their order "
         "however small their distances are, and recall with it: it falls far less than in the paper. For the "
-        "rest the networks end little above the pretrained features, as in eps-cars and eps-cub.",
+        "rest the networks end at about the recall of the pretrained features, as in eps-cars and eps-cub.",
         figures=("group_size", "diagrams"),
         judge=judge_group_size,
         **_common,
