@@ -98,7 +98,7 @@ _even_odd: dict[str, Any] = {
         "distances, euclidean distances without the ReLU, and this one. It was chosen for its recall in that "
         "trial, then run once with the seeds reported",
         "the first of the six, run before on another machine with the same seeds, had EPS ahead on both, on "
-        "the test digits by more than the deviation: there rounding alone decides",
+        "the test digits by more than the deviation: the outcome changes from machine to machine",
         "recall among MNIST's test images of the digits named, each a query once",
     ),
 }
