@@ -69,8 +69,10 @@ struct Mining : Prepared<T> {
     int32_t tile_begin, tile_end, panel_begin, panel_end;
   };
 
-  // A task's anchors pass by in blocks; its candidates are packed first where that has not been done.
-  void walk_tasks(const std::vector<Task>& tasks) {
+  // Walks the tasks task_of(0) to task_of(count - 1), made as they are taken: a list of them would grow with
+  // N^2. A task's anchors pass by in blocks; its candidates are packed first where that has not been done.
+  template <class TaskOf>
+  void walk_tasks(int64_t count, const TaskOf& task_of) {
     const int lanes = walk.candidates.lanes;
     const bool packed_before = walk.candidates.panels.packed != nullptr;
     std::vector<T*> products;
@@ -79,8 +81,8 @@ struct Mining : Prepared<T> {
       products.push_back(scratch.template take<T>(int64_t(block_tiles()) * walk.anchors.lanes * lanes));
       if (!packed_before) packed.push_back(room_for(kPanelsPerTask, lanes));
     }
-    for_each_task(pool, int64_t(tasks.size()), [&](int64_t i, int worker) {
-      const Task& task = tasks[size_t(i)];
+    for_each_task(pool, count, [&](int64_t i, int worker) {
+      const Task task = task_of(i);
       for (int32_t begin = task.panel_begin; begin < task.panel_end; begin += kPanelsPerTask) {
         const int32_t end = std::min(begin + kPanelsPerTask, task.panel_end);
         if (!packed_before)
@@ -98,14 +100,20 @@ struct Mining : Prepared<T> {
 
   void walk_everything() {
     const int32_t tiles = panels_of(walk.anchors), panels = panels_of(walk.candidates);
-    std::vector<Task> tasks;
     const int32_t step = std::clamp(panels / (4 * pool.threads), 1, kPanelsPerTask);
     const int32_t block = walk.symmetric ? block_tiles() : tiles;
+    const auto first_panel = [&](int64_t i) {
+      return walk.symmetric ? int32_t(i * block * walk.anchors.lanes / walk.candidates.lanes) : 0;
+    };
+    std::vector<int64_t> begin = {0};  // block of anchors -> its first task; one more entry at the end
     for (int32_t tile = 0; tile < tiles; tile += block)
-      for (int32_t panel = walk.symmetric ? tile * walk.anchors.lanes / walk.candidates.lanes : 0;
-           panel < panels; panel += step)
-        tasks.push_back({tile, std::min(tile + block, tiles), panel, std::min(panel + step, panels)});
-    walk_tasks(tasks);
+      begin.push_back(begin.back() + (panels - first_panel(int64_t(begin.size()) - 1) + step - 1) / step);
+    walk_tasks(begin.back(), [&](int64_t task) {
+      const int64_t i = std::upper_bound(begin.begin(), begin.end(), task) - begin.begin() - 1;
+      const int32_t tile = int32_t(i) * block;
+      const int32_t panel = first_panel(i) + int32_t(task - begin[size_t(i)]) * step;
+      return Task{tile, std::min(tile + block, tiles), panel, std::min(panel + step, panels)};
+    });
   }
 
   // Only the tiles that touch a class's own block.
@@ -113,18 +121,16 @@ struct Mining : Prepared<T> {
     const int32_t tiles = panels_of(walk.anchors);
     const int32_t class_size = classes.candidates.count / std::max(classes.count, 1);
     const int32_t step = std::clamp(class_size / walk.anchors.lanes, 1, block_tiles());
-    std::vector<Task> tasks;
-    for (int32_t tile = 0; tile < tiles; tile += step) {
-      const int32_t end = std::min(tile + step, tiles);
+    walk_tasks((tiles + step - 1) / step, [&](int64_t task) {
+      const int32_t tile = int32_t(task) * step, end = std::min(tile + step, tiles);
       const int32_t first_row = tile * walk.anchors.lanes;
       const int32_t last_row = std::min(end * walk.anchors.lanes, classes.anchors.count) - 1;
       int32_t first = walk.candidate_begin[classes.anchors.group[first_row]];
       const int32_t last = walk.candidate_begin[classes.anchors.group[last_row] + 1] - 1;
       if (walk.symmetric) first = std::max(first, first_row);
-      if (first <= last)
-        tasks.push_back({tile, end, first / walk.candidates.lanes, last / walk.candidates.lanes + 1});
-    }
-    walk_tasks(tasks);
+      if (first > last) return Task{};
+      return Task{tile, end, first / walk.candidates.lanes, last / walk.candidates.lanes + 1};
+    });
   }
 
   // A uniform candidate out of the anchor's class (or out of all others), self aside; kNobody if there is
