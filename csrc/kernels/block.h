@@ -55,6 +55,7 @@ bool half_squares(const Walk<T>& walk, int32_t row, int32_t column, const T* rea
           active |= ~lanes_not_above(farthest, value) & kAllLanes<T>;
         }
       }
+      if (reach) active |= close;  // their distances are measured, and may be within reach after all
       if (__builtin_expect(close && near, 0))
         for (int c = 0; c < columns; ++c) {
           const int32_t at = r * kBlockRows + panel * columns + c;
@@ -70,13 +71,15 @@ bool half_squares(const Walk<T>& walk, int32_t row, int32_t column, const T* rea
 }
 
 template <class T>
-void to_distances(T* values, Distance distance, T factor) {
+void to_distances(T* values, Distance distance, T factor, T* scaled) {
   if (distance == Distance::cosine) return;
   const Vector<T> factors = broadcast<T>(factor);
   for (int i = 0; i < kBlockRows * kBlockRows; i += kLanes<T>) {
     const Vector<T> square = load_vector<T>(values + i) * T(2);
-    store_vector(distance == Distance::euclidean ? square_root(square) * factors : square * factors,
-                 values + i);
+    const Vector<T> value = distance == Distance::euclidean ? square_root(square) : square * factors;
+    if (scaled) store_vector(value, scaled + i);
+    const Vector<T> largest = value < kInfinity<T> ? broadcast<T>(kLargest<T>) : value;
+    store_vector(keep_least(value * factors, largest), values + i);
   }
 }
 

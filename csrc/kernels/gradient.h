@@ -54,8 +54,8 @@ Partners partners_of(int64_t anchors, int64_t candidates, const PairList<T>& pai
 
 // Writes the gradient rows of anchors and candidates, in their own storage, adjacent rows; null: not wanted.
 // In self-mining both parts go to `anchor_gradient`. `rest(is_anchor, row, worker, gradient, pull)` adds what
-// does not come from the list: to `gradient` itself, then by pull(other row, distance, weight).
-// `poisoned`: everything is NaN.
+// does not come from the list: to `gradient` itself, divided by the row's lift under cosine, then by
+// pull(other row, distance, weight). `poisoned`: everything is NaN.
 template <class T, class Rest>
 void pull_pairs(const Kernels<T>& kernels, const Pool& pool, Scratch& scratch, const Sides& sides,
                 Distance distance, const PairList<T>& pairs, bool poisoned, const Rest& rest,
@@ -82,6 +82,7 @@ void pull_pairs(const Kernels<T>& kernels, const Pool& pool, Scratch& scratch, c
       const auto unit = [&](const Normaliser* units, int64_t row, const T* values) {
         return !cosine ? Normaliser{} : units ? units[row] : kernels.normalise(values, width);
       };
+      const Normaliser* own_units = as_anchor ? sides.anchor_units : sides.candidate_units;
       for (int64_t row = from; row < to; ++row) {
         std::fill(part, part + width, poisoned ? std::numeric_limits<T>::quiet_NaN() : T(0));
         const T* x = nullptr;
@@ -92,7 +93,7 @@ void pull_pairs(const Kernels<T>& kernels, const Pool& pool, Scratch& scratch, c
           if (weight == 0) return;
           if (!x) {
             x = kernels.load(rows, row, x_buffer);
-            x_unit = unit(as_anchor ? sides.anchor_units : sides.candidate_units, row, x);
+            x_unit = unit(own_units, row, x);
           }
           const T* y = kernels.load(others, other, y_buffer);
           kernels.pull({x, y, x_unit, unit(units, other, y)}, width, distance, double(apart), double(weight),
@@ -120,8 +121,10 @@ void pull_pairs(const Kernels<T>& kernels, const Pool& pool, Scratch& scratch, c
               pull_to_anchor(partners.anchor[entry], pairs.distance[partners.pair[entry]],
                              pairs.weight[partners.pair[entry]]);
         }
-        if (pulls >= kPullsInT)
-          for (int64_t d = 0; d < width; ++d) part[d] = T(sum[d] + double(part[d]));
+        const double lift = cosine && own_units ? own_units[row].lift : x_unit.lift;
+        if (pulls >= kPullsInT || lift != 1)
+          for (int64_t d = 0; d < width; ++d)
+            part[d] = T(((pulls >= kPullsInT ? sum[d] : 0) + double(part[d])) * lift);
         kernels.store(part, width, rows.storage, static_cast<char*>(gradient) + row * width * bytes);
       }
     });

@@ -33,8 +33,7 @@ Rule rule_of(Negative negative) {
 template <class T>
 struct Mining : Prepared<T> {
   using Base = Prepared<T>;
-  using Base::anchor_units, Base::candidate_units, Base::scale, Base::frame, Base::walk, Base::pair,
-      Base::scan_rows;
+  using Base::anchor_units, Base::candidate_units, Base::frame, Base::walk, Base::pair, Base::scan_rows;
   using Base::kernels, Base::pool, Base::batch, Base::scratch, Base::width, Base::classes, Base::buffers;
   using Base::panels_of, Base::room_for, Base::from_panel;
 
@@ -278,7 +277,7 @@ struct Mining : Prepared<T> {
         const T* x = kernels.load(batch.anchors, row, x_buffer);
         const auto reported = [&](int32_t candidate) {
           const T* y = kernels.load(batch.candidates, candidate, y_buffer);
-          return T(kernels.measure(pair(x, y, row, candidate), width, selection.distance, scale));
+          return T(kernels.measure(pair(x, y, row, candidate), width, selection.distance));
         };
         const int32_t p = positives[0].index[a];
         int32_t n = negatives[0].index[a];
@@ -352,7 +351,7 @@ template <class T>
 void score(const Objective& objective, bool finite, int64_t anchors, const int64_t* positive,
            const int64_t* negative, const T* d_ap, const T* d_an, T* loss, T* slope_ap, T* slope_an) {
   const bool per_anchor = objective.reduction == Reduction::none;
-  double total = 0;
+  long double total = 0;  // of losses that may be the largest numbers that T holds
   int64_t counted = 0;
   for (int64_t i = 0; i < anchors; ++i) {
     Term term = {0, 0, 0};

@@ -15,9 +15,36 @@
 
 namespace tripletops {
 
-constexpr int32_t kPadding = 128;     // at least a tile's rows, a panel's columns and a block's rows
-constexpr double kShrink = 0x1p-20;   // keeps a task's sum of the largest deviations finite
+constexpr int32_t kPadding = 128;  // at least a tile's rows, a panel's columns and a block's rows
+constexpr int kShrinkBits = 20;    // keep a task's sum of the largest deviations finite
+constexpr double kShrink = 1.0 / (1 << kShrinkBits);
 constexpr double kSerialBelow = 3e6;  // multiply-adds that are done before a second thread would have woken
+
+// How far rows lie from the origin of the survey, as exponents of two: the largest, and the median, which is
+// the least where most rows are the origin itself.
+struct Extent {
+  int largest = 0, median = 0;
+
+  // A few rows are far away from the others.
+  bool has_outliers() const { return largest - median > 5; }
+};
+
+constexpr int kSampled = 9;  // rows that the origin of the survey is made of
+
+// The median of `count` rows, coordinate by coordinate, without a branch.
+template <int count, class T>
+void median_of(const T* const* rows, int64_t width, T* __restrict median) {
+  for (int64_t d = 0; d < width; ++d) {
+    T values[count];
+    for (int i = 0; i < count; ++i) values[i] = rows[i][d];
+    for (int last = count - 1; last >= count / 2; --last)  // bubbles up the largest one, then the next
+      for (int i = 0; i < last; ++i) {
+        const T low = std::min(values[i], values[i + 1]), high = std::max(values[i], values[i + 1]);
+        values[i] = low, values[i + 1] = high;
+      }
+    median[d] = values[count / 2];
+  }
+}
 
 // Entries of a block.
 struct Near {
@@ -37,7 +64,7 @@ struct Prepared {
   Classes classes;
   std::vector<T*> buffers;                                         // one per worker
   Normaliser *anchor_units = nullptr, *candidate_units = nullptr;  // by row; cosine only
-  double scale = 1;  // a power of two near 1 / the spread of the rows
+  double scale = 1;  // a power of two near 1 / the spread of the rows; between them and outliers, if any
   Frame<T> frame;
   Walk<T> walk;
 
@@ -50,34 +77,48 @@ struct Prepared {
       buffers.push_back(scratch.template take<T>(kBufferRows * width + kPadding));
   }
 
-  // False on a non-finite element. Deviations whose sums overflow are surveyed again, shrunk.
+  // Adds the deviations from `origin`, times kShrink, to `sums`, and the exponents of the largest one of each
+  // row to `exponents`, but for rows that are the origin. False on a non-finite element. Deviations whose
+  // sums overflow are surveyed again, shrunk.
   bool survey_side(const Rows& rows, const Order& order, const T* origin, Normaliser* units, double* sums,
-                   double* spread) {
+                   std::vector<int>* exponents) {
     const int64_t chunks = (order.count + kRowsPerTask - 1) / kRowsPerTask;
-    T* partial =
-        scratch.template take<T>(chunks * (width + 2));  // sums, spread, and what they were multiplied by
+    T* partial = scratch.template take<T>(chunks * (width + 1));  // sums, and what they were multiplied by
+    T* largest = scratch.template take<T>(order.count);
     std::atomic<bool> finite{true};
     for_each_range(pool, order.count, kRowsPerTask, [&](int64_t begin, int64_t end, int worker) {
-      T* sum = partial + begin / kRowsPerTask * (width + 2);
+      T* sum = partial + begin / kRowsPerTask * (width + 1);
       const auto survey = [&](T shrink) {
-        std::fill(sum, sum + width + 1, T(0));
-        sum[width + 1] = shrink;
+        std::fill(sum, sum + width, T(0));
+        sum[width] = shrink;
         kernels.survey(rows, order.index, int32_t(begin), int32_t(end), origin, shrink, units, sum,
-                       sum + width, buffers[worker]);
+                       largest + begin, buffers[worker]);
       };
       survey(1);
-      if (kernels.all_finite(sum, width + 1)) return;
+      if (kernels.all_finite(sum, width)) return;
       for (int64_t i = begin; i < end; ++i)
         if (!kernels.all_finite(kernels.load(rows, order.index[i], buffers[worker]), width)) finite = false;
       survey(T(kShrink));
     });
+    if (!finite) return false;
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-      const T* sum = partial + chunk * (width + 2);
-      const double rest = kShrink / double(sum[width + 1]);
-      for (int64_t d = 0; d < width; ++d) sums[d] += double(sum[d]) * rest;
-      *spread = std::max(*spread, double(sum[width]) * rest);
+      const T* sum = partial + chunk * (width + 1);
+      const bool shrunk = sum[width] != 1;
+      for (int64_t d = 0; d < width; ++d) sums[d] += double(sum[d]) * (shrunk ? 1 : kShrink);
+      const int64_t end = std::min<int64_t>((chunk + 1) * kRowsPerTask, order.count);
+      for (int64_t i = chunk * kRowsPerTask; i < end; ++i)
+        if (largest[i] > 0) exponents->push_back(std::ilogb(largest[i]) + (shrunk ? kShrinkBits : 0));
     }
-    return finite;
+    return true;
+  }
+
+  // `exponents` are those of the rows that are not the origin.
+  static Extent extent_of(std::vector<int>& exponents, int64_t rows) {
+    if (exponents.empty()) return {};
+    const int64_t equal = rows - int64_t(exponents.size());
+    const auto middle = exponents.begin() + std::max<int64_t>((rows - 1) / 2 - equal, 0);
+    std::nth_element(exponents.begin(), middle, exponents.end());
+    return {*std::max_element(middle, exponents.end()), *middle};
   }
 
   static int32_t panels_of(const Side<T>& side) { return (side.count + side.lanes - 1) / side.lanes; }
@@ -103,11 +144,55 @@ struct Prepared {
 
   const T* zeros() { return scratch.filled(width, T(0)); }
 
-  const T* first_row() {
-    const bool there = classes.candidates.count > 0;
-    return kernels.load(there ? batch.candidates : batch.anchors,
-                        (there ? classes.candidates : classes.anchors).index[0],
-                        scratch.template take<T>(width));
+  // Up to nine rows, an odd number of them, evenly spread over both sides.
+  std::vector<const T*> sample_rows(int64_t rows) {
+    const int64_t count = std::min<int64_t>(kSampled, (rows - 1) | 1);
+    std::vector<const T*> sample;
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t position = count > 1 ? i * (rows - 1) / (count - 1) : 0;
+      const int64_t behind = position - classes.candidates.count;
+      const bool is_candidate = behind < 0;
+      sample.push_back(
+          kernels.load(is_candidate ? batch.candidates : batch.anchors,
+                       is_candidate ? classes.candidates.index[position] : classes.anchors.index[behind],
+                       scratch.template take<T>(width)));
+    }
+    return sample;
+  }
+
+  // The median of the sample, coordinate by coordinate: it lies among most rows, wherever a few others are,
+  // and on the grid that rows may lie on.
+  const T* median_row(const std::vector<const T*>& sample) {
+    T* median = scratch.template take<T>(width);
+    switch (sample.size()) {
+      case 1:
+        return sample[0];
+      case 3:
+        median_of<3>(sample.data(), width, median);
+        break;
+      case 5:
+        median_of<5>(sample.data(), width, median);
+        break;
+      case 7:
+        median_of<7>(sample.data(), width, median);
+        break;
+      default:
+        median_of<kSampled>(sample.data(), width, median);
+    }
+    return median;
+  }
+
+  // Whether most rows lie no farther away from 0 than from the origin.
+  bool lies_around_zero(const std::vector<const T*>& sample, Extent extent) const {
+    std::vector<T> sizes;
+    for (const T* row : sample) {
+      T size = 0;
+      for (int64_t d = 0; d < width; ++d) size = std::max(size, std::abs(row[d]));
+      sizes.push_back(size);
+    }
+    std::sort(sizes.begin(), sizes.end());
+    const T median = sizes[sizes.size() / 2];
+    return median == 0 || std::ilogb(median) <= extent.median;
   }
 
   Frame<T> unit_frame(const double* sums, int64_t rows) {
@@ -116,12 +201,22 @@ struct Prepared {
     return {zeros(), 1, centre};
   }
 
-  // The centre lies a whole number of sixteenths of the spread away from a row: data on a grid stays on one,
-  // and its ties stay ties.
-  Frame<T> grid_frame(const double* sums, int64_t rows, const T* origin) {
+  // The centre lies a whole number of sixteenths of the spread away from the origin: data on a grid stays on
+  // one, and its ties stay ties. Outliers move the mean away from all other rows; then the centre is the
+  // origin, or 0 where that is as near to most rows. And the scale lies in the middle between the two, so
+  // that the squares of neither leave the exponents of T, unless outliers are more than 2^100 (float) or
+  // 2^800 (double) times as far away as most rows.
+  Frame<T> grid_frame(const double* sums, int64_t rows, const T* origin, const std::vector<const T*>& sample,
+                      Extent extent) {
+    constexpr int limit = std::numeric_limits<T>::max_exponent - 2;
+    constexpr int room = sizeof(T) == sizeof(float) ? 50 : 400;
+    const bool outliers = extent.has_outliers();
+    const int middle = extent.largest - std::min((extent.largest - extent.median) / 2, room);
+    scale = std::ldexp(1.0, -std::clamp(outliers ? middle : extent.largest, -limit, limit));
+    if (outliers && lies_around_zero(sample, extent)) return {zeros(), T(scale), nullptr};
     T* centre = scratch.template take<T>(width);
     for (int64_t d = 0; d < width; ++d) {
-      const double away = sums[d] / double(rows) * scale / kShrink;
+      const double away = outliers ? 0 : sums[d] / double(rows) * scale / kShrink;
       centre[d] = T(double(origin[d]) * scale + std::round(away * 16) / 16);
     }
     return {centre, T(scale), nullptr};
@@ -131,30 +226,28 @@ struct Prepared {
   bool prepare(bool wants_products, bool all_panels = false) {
     const bool cosine = distance == Distance::cosine;
     double* sums = scratch.filled(width, 0.0);
-    double spread = 0;
+    std::vector<int> exponents;
     if (cosine) {
-      candidate_units = scratch.template take<Normaliser>(batch.candidates.count);
-      anchor_units =
-          batch.self_mining ? candidate_units : scratch.template take<Normaliser>(batch.anchors.count);
+      candidate_units = scratch.filled(batch.candidates.count, Normaliser{});
+      anchor_units = batch.self_mining ? candidate_units : scratch.filled(batch.anchors.count, Normaliser{});
     }
     const int64_t rows = classes.candidates.count + (batch.self_mining ? 0 : classes.anchors.count);
     if (rows == 0) return true;
-    const T* origin = cosine ? zeros() : first_row();
-    bool finite = survey_side(batch.candidates, classes.candidates, origin, candidate_units, sums, &spread);
-    if (!batch.self_mining)
-      finite = survey_side(batch.anchors, classes.anchors, origin, anchor_units, sums, &spread) && finite;
-    if (!finite) return false;
-    if (!cosine && spread > 0) {
-      const int limit = std::numeric_limits<T>::max_exponent - 2;
-      scale = std::ldexp(1.0, -std::clamp(std::ilogb(spread / kShrink), -limit, limit));
-    }
+    exponents.reserve(size_t(rows));
+    const std::vector<const T*> sample = cosine ? std::vector<const T*>() : sample_rows(rows);
+    const T* origin = cosine ? zeros() : median_row(sample);
+    if (!survey_side(batch.candidates, classes.candidates, origin, candidate_units, sums, &exponents) ||
+        (!batch.self_mining &&
+         !survey_side(batch.anchors, classes.anchors, origin, anchor_units, sums, &exponents)))
+      return false;
 
     walk.width = width;
     walk.symmetric = batch.self_mining;
     walk.candidate_begin = classes.candidates.begin;
     place_self();
     if (!wants_products) return true;
-    frame = cosine ? unit_frame(sums, rows) : grid_frame(sums, rows, origin);
+    frame =
+        cosine ? unit_frame(sums, rows) : grid_frame(sums, rows, origin, sample, extent_of(exponents, rows));
     const auto side = [](const Order& order, int lanes) {
       return Side<T>{order.count, lanes, order.index, order.group, {}};
     };
@@ -208,8 +301,7 @@ struct Prepared {
       if (classes.candidates.group[c] == group || c == walk.self_position[anchor]) continue;
       const int32_t index = classes.candidates.index[c];
       const T* y = kernels.load(batch.candidates, index, row_buffer);
-      const T d =
-          T(kernels.measure(pair(x, y, classes.anchors.index[anchor], index), width, distance, scale));
+      const T d = T(kernels.measure(pair(x, y, classes.anchors.index[anchor], index), width, distance));
       if (d > floor) improve(d, index, &nearest, &best);
     }
     *found = nearest;
@@ -221,7 +313,7 @@ struct Prepared {
   double measured(int32_t anchor, int32_t candidate, T* buffer) const {
     const T* x = kernels.load(batch.anchors, anchor, buffer);
     const T* y = kernels.load(batch.candidates, candidate, buffer + width);
-    return kernels.measure(pair(x, y, anchor, candidate), width, distance, scale);
+    return kernels.measure(pair(x, y, anchor, candidate), width, distance);
   }
 
   // Blocks of kBlockRows x kBlockRows pairs; `row` and `column` are the positions they begin at.

@@ -30,10 +30,13 @@ struct Rows {
 };
 
 // x * scale / norm is the unit row; scale is a power of two that keeps the squares of extreme rows finite.
-// The norm of a zero row is given as infinity, which makes its unit row zero.
+// The norm of a zero row is given as infinity, which makes its unit row zero. The gradient of a tiny row may
+// overflow, and the sum of two overflows may be NaN: so it is added up divided by `lift`, a power of two, and
+// multiplied by it once, at the end. Other rows have a lift of 1.
 struct Normaliser {
   double scale = 1;
   double norm = 1;
+  double lift = 1;
 };
 
 // How a row becomes what the Gram product is taken of: x * scale - centre, or the unit row - unit_centre. The
@@ -162,10 +165,10 @@ struct Kernels {
   void (*store)(const T* values, int64_t width, Storage, void* row);
   bool (*all_finite)(const T* values, int64_t count);
   // Adds the deviations of rows [begin, end) of `index` from `origin`, times `shrink`, to sums and stores the
-  // largest in spread; with `units` it normalises the rows first. A non-finite element makes its sum
-  // non-finite.
+  // largest one of each row in `largest`; with `units` it normalises the rows first. A non-finite element
+  // makes its sum non-finite.
   void (*survey)(const Rows&, const int32_t* index, int32_t begin, int32_t end, const T* origin, T shrink,
-                 Normaliser* units, T* sums, T* spread, T* buffer);
+                 Normaliser* units, T* sums, T* largest, T* buffer);
   // The framed row, and half its squared norm; `unit` is null but for cosine. Rounds as `pack` does.
   T (*frame)(const T* row, const Frame<T>&, const Normaliser* unit, int64_t width, T* framed);
   // Packs panel `panel` of `side` into the first of `panels`. `buffer`: kBufferRows rows and more.
@@ -185,7 +188,9 @@ struct Kernels {
   // Gram arithmetic.
   bool (*half_squares)(const Walk<T>&, int32_t row, int32_t column, const T* reach, T* half, int32_t* near,
                        int32_t* near_count);
-  void (*to_distances)(T* half_squares, Distance, T factor);
+  // `factor` takes the scale of the frame back. `scaled` receives euclidean distances before that, which may
+  // make subnormal numbers of them; null: they are not wanted.
+  void (*to_distances)(T* half_squares, Distance, T factor, T* scaled);
   void (*transpose)(const T* block, T* transposed);
   void (*combine)(T* weights, const T* other, const T* distances);
   void (*accumulate)(const T* weights, const T* rows, int64_t width, int64_t stride, T* sums, double* totals);
@@ -198,8 +203,11 @@ struct Kernels {
   void (*keep_draws)(const Draws<T>&, int32_t anchor, int32_t count, int32_t candidate, const T* log_weights);
 
   Normaliser (*normalise)(const T* row, int64_t width);
-  double (*measure)(const Pair<T>&, int64_t width, Distance, double scale);
-  // sums += weight * d(distance)/dx, where x is the row that receives and y the other one of the pair.
+  // The largest number that T holds stands for all larger ones: the difference of two infinities would be
+  // NaN.
+  double (*measure)(const Pair<T>&, int64_t width, Distance);
+  // sums += weight * d(distance)/dx, where x is the row that receives and y the other one of the pair; under
+  // cosine divided by the lift of x.
   void (*pull)(const Pair<T>&, int64_t width, Distance, double distance, double weight, T* sums);
 };
 

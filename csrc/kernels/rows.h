@@ -11,6 +11,9 @@
 namespace tripletops {
 namespace {
 
+template <class T>
+constexpr T kLargest = sizeof(T) == sizeof(float) ? T(__FLT_MAX__) : T(__DBL_MAX__);
+
 TRIPLETOPS_INLINE float from_bits(uint32_t bits) {
   float value;
   std::memcpy(&value, &bits, sizeof value);
@@ -131,24 +134,23 @@ Normaliser normalise(const T* row, int64_t width) {
     square = sum_of_squares(row, row, width, [&](auto a, auto) { return a * scale; });
   }
   unit.norm = square > 0 ? __builtin_sqrt(square) : __builtin_inf();
+  constexpr double tiny = 0x1p-60;
+  if (unit.norm < tiny * unit.scale) unit.lift = unit.scale * tiny * power_of_two_for(unit.norm);
   return unit;
 }
 
 template <class T>
 bool all_finite(const T* values, int64_t width) {
-  const T limit = sizeof(T) == sizeof(float) ? T(__FLT_MAX__) : T(__DBL_MAX__);
   int outside = 0;
-  for (int64_t d = 0; d < width; ++d) outside |= !(values[d] <= limit && values[d] >= -limit);
+  for (int64_t d = 0; d < width; ++d) outside |= !(values[d] <= kLargest<T> && values[d] >= -kLargest<T>);
   return !outside;
 }
 
 template <class T>
 void survey(const Rows& rows, const int32_t* index, int32_t begin, int32_t end, const T* origin, T shrink,
-            Normaliser* units, T* sums, T* spread, T* buffer) {
+            Normaliser* units, T* sums, T* largest, T* buffer) {
   constexpr int lanes = kLanes<T>;
   const int64_t width = rows.width;
-  Vector<T> nearest = Vector<T>{};  // minus the largest deviation: one operation keeps the least, and no NaN
-  T farthest = 0;
   for (int32_t i = begin; i < end; ++i) {
     const T* row = load_row(rows, index[i], buffer);
     if (units) {
@@ -156,11 +158,13 @@ void survey(const Rows& rows, const int32_t* index, int32_t begin, int32_t end, 
       for (int64_t d = 0; d < width; ++d) buffer[d] = T(double(row[d]) * unit.scale / unit.norm);
       row = buffer;
     }
+    Vector<T> least = Vector<T>{};  // minus the largest deviation: one operation keeps the least, and no NaN
+    T farthest = 0;
     int64_t d = 0;
     for (; d + lanes <= width; d += lanes) {
       const Vector<T> deviation = load_vector<T>(row + d) * shrink - load_vector<T>(origin + d) * shrink;
       store_vector(load_vector<T>(sums + d) + deviation, sums + d);
-      nearest = keep_least(deviation < 0 ? deviation : -deviation, nearest);
+      least = keep_least(deviation < 0 ? deviation : -deviation, least);
     }
     for (; d < width; ++d) {
       const T deviation = row[d] * shrink - origin[d] * shrink;
@@ -168,9 +172,9 @@ void survey(const Rows& rows, const int32_t* index, int32_t begin, int32_t end, 
       const T magnitude = deviation < 0 ? -deviation : deviation;
       farthest = magnitude > farthest ? magnitude : farthest;
     }
+    for (int lane = 0; lane < lanes; ++lane) farthest = -least[lane] > farthest ? -least[lane] : farthest;
+    largest[i - begin] = farthest;
   }
-  for (int lane = 0; lane < lanes; ++lane) farthest = -nearest[lane] > farthest ? -nearest[lane] : farthest;
-  *spread = farthest;
 }
 
 template <bool high, class V, size_t... i>
@@ -288,8 +292,30 @@ bool draw(uint64_t row_seed, const int32_t* index, int32_t begin, int32_t end, b
   return true;
 }
 
+// The difference of two elements times a power of two that brings the largest one of two rows near 1. A scale
+// below 1 is for differences that overflow.
+struct ScaledDifference {
+  double scale;
+
+  template <class V>
+  TRIPLETOPS_INLINE V operator()(V a, V b) const {
+    return scale < 1 ? a * scale - b * scale : (a - b) * scale;
+  }
+};
+
 template <class T>
-double measure(const Pair<T>& pair, int64_t width, Distance distance, double scale) {
+TRIPLETOPS_INLINE ScaledDifference scaled_difference(const T* x, const T* y, int64_t width) {
+  double largest = 0;
+  for (int64_t d = 0; d < width; ++d) {
+    const double difference = double(x[d]) - double(y[d]);
+    const double magnitude = difference < 0 ? -difference : difference;
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  return {power_of_two_for(largest)};
+}
+
+template <class T>
+double measure(const Pair<T>& pair, int64_t width, Distance distance) {
   const T *x = pair.x, *y = pair.y;
   if (distance == Distance::cosine) {
     if (width > 0 && (is_zero_row(pair.x_unit) || is_zero_row(pair.y_unit))) return 1;
@@ -297,11 +323,16 @@ double measure(const Pair<T>& pair, int64_t width, Distance distance, double sca
     return 0.5 * sum_of_squares(x, y, width,
                                 [&](auto a, auto b) { return a * u.scale / u.norm - b * v.scale / v.norm; });
   }
-  if (sizeof(T) == sizeof(float)) scale = 1;  // the squares of floats are safe in double as they are
-  const double square = sum_of_squares(x, y, width, [&](auto a, auto b) {
-    return sizeof(T) == sizeof(float) ? a - b : a * scale - b * scale;
-  });
-  return distance == Distance::euclidean ? __builtin_sqrt(square) / scale : square / scale / scale;
+  double scale = 1, square = sum_of_squares(x, y, width, [](auto a, auto b) { return a - b; });
+  // The squares of floats are safe in double as they are.
+  if (sizeof(T) == sizeof(double) && !(square > 0x1p-900 && square < 0x1p900)) {
+    const ScaledDifference difference = scaled_difference(x, y, width);
+    scale = difference.scale;
+    square = sum_of_squares(x, y, width, difference);
+  }
+  const double value =
+      distance == Distance::euclidean ? __builtin_sqrt(square) / scale : square / scale / scale;
+  return value < kLargest<T> ? value : kLargest<T>;
 }
 
 // sums[d] += term(x[d], y[d]), the term in double.
@@ -318,7 +349,7 @@ void pull(const Pair<T>& pair, int64_t width, Distance distance, double value, d
     // d/dx (1 - S) = (S u - v) / |x| = ((u - v) - (1 - S) u) / |x|, which keeps its digits where u and v
     // nearly agree.
     const Normaliser u = pair.x_unit, v = pair.y_unit;
-    const double outer = weight * u.scale / u.norm;
+    const double outer = weight * (u.scale / u.lift) / u.norm;
     add_to(sums, x, y, width, [&](double a, double b) {
       const double unit = a * u.scale / u.norm;
       return outer * ((unit - b * v.scale / v.norm) - value * unit);
@@ -328,8 +359,22 @@ void pull(const Pair<T>& pair, int64_t width, Distance distance, double value, d
   if (distance == Distance::euclidean && value == 0) return;
   const double factor = distance == Distance::euclidean ? weight / value : 2 * weight;
   const double size = factor < 0 ? -factor : factor;
-  if (!(size > 0x1p-100 && size < 0x1p100)) {  // the factor may not fit into T where the product does
-    add_to(sums, x, y, width, [&](double a, double b) { return factor * (a - b); });
+  const bool too_large = value >= double(kLargest<T>);
+  // The factor may not fit into T where the product does.
+  if (too_large || !(size > 0x1p-100 && size < 0x1p100)) {
+    if (distance == Distance::sqeuclidean) {
+      // Sums stay finite: the sum of two infinities may be NaN.
+      const auto clamp = [&](double z) {
+        const double largest = double(kLargest<T>);
+        return !too_large ? z : z > largest ? largest : z < -largest ? -largest : z;
+      };
+      for (int64_t d = 0; d < width; ++d)
+        sums[d] = T(clamp(double(sums[d]) + clamp(factor * (double(x[d]) - double(y[d])))));
+    } else {  // nor may the value have its digits, being subnormal
+      const ScaledDifference difference = scaled_difference(x, y, width);
+      const double norm = __builtin_sqrt(sum_of_squares(x, y, width, difference));
+      add_to(sums, x, y, width, [&](double a, double b) { return weight * (difference(a, b) / norm); });
+    }
     return;
   }
   constexpr int lanes = kLanes<T>;

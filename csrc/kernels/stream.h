@@ -2,7 +2,8 @@
 //
 // The gradient of a sum of weights times distances is, for every row x, total * x - sum of factor * y over
 // the rows y it is paired with (factor: the weight, for euclidean over the distance; total: their sum). Both
-// come out of one product of the block of factors with the framed rows of the other side.
+// come out of one product of the block of factors with the framed rows of the other side. Euclidean distances
+// are those of framed rows too, so that the scale of the frame cancels.
 #pragma once
 
 #include "prepare.h"
@@ -20,8 +21,9 @@ struct Streamed : Prepared<T> {
   using Base::kernels, Base::pool, Base::batch, Base::scratch, Base::width, Base::classes, Base::buffers;
 
   struct Worker {
-    T *distances, *transposed, *weights, *other;
+    T *distances, *scaled, *transposed, *weights, *other;
     Near near;
+    T* near_weights;
     T* rows;  // two of them
   };
   std::vector<Worker> workers;
@@ -31,8 +33,10 @@ struct Streamed : Prepared<T> {
 
   void hire_workers() {
     for (int i = 0; i < pool.threads; ++i) {
-      Worker worker = {
-          this->take_block(), this->take_block(), this->take_block(), this->take_block(), {}, {}};
+      Worker worker = {};
+      for (T** block : {&worker.distances, &worker.scaled, &worker.transposed, &worker.weights, &worker.other,
+                        &worker.near_weights})
+        *block = this->take_block();
       worker.near.entries = scratch.template take<int32_t>(kBlockRows * kBlockRows);
       worker.rows = scratch.template take<T>(2 * width);
       workers.push_back(worker);
@@ -54,17 +58,17 @@ struct Streamed : Prepared<T> {
       const double half = distance == Distance::cosine      ? limit
                           : distance == Distance::euclidean ? scaled * scaled / 2
                                                             : scaled * scale / 2;
-      reach[a] = T(std::min(half * kSpare, double(std::numeric_limits<T>::infinity())));
+      constexpr double least = std::numeric_limits<T>::denorm_min();  // 0 would drop pairs at distance 0
+      reach[a] = T(std::clamp(half * kSpare, least, double(std::numeric_limits<T>::infinity())));
     }
     return reach;
   }
 
-  // The distances of a block's negatives; what Gram arithmetic cannot tell is measured.
-  bool load_distances(int32_t row, int32_t column, const T* reach, Worker& worker) const {
+  // The distances of a block's negatives; what Gram arithmetic cannot tell is measured. `scaled`: see
+  // Kernels::to_distances.
+  bool load_distances(int32_t row, int32_t column, const T* reach, Worker& worker, T* scaled) const {
     if (!this->load_block(row, column, reach, worker.distances, &worker.near)) return false;
-    constexpr double least = std::numeric_limits<T>::min(), most = std::numeric_limits<T>::max();
-    const double factor = distance == Distance::euclidean ? 1 / scale : 1 / scale / scale;
-    kernels.to_distances(worker.distances, distance, T(std::clamp(factor, least, most)));
+    kernels.to_distances(worker.distances, distance, T(1 / scale), scaled);
     for (int32_t i = 0; i < worker.near.count; ++i) {
       const int32_t at = worker.near.entries[i], candidate = column + at % kBlockRows;
       worker.distances[at] =
@@ -77,7 +81,7 @@ struct Streamed : Prepared<T> {
     const T* reach = reach_of(costs);
     const auto load = [&](int32_t row, int32_t column, int i) -> const T* {
       Worker& worker = workers[size_t(i)];
-      return load_distances(row, column, reach, worker) ? worker.distances : nullptr;
+      return load_distances(row, column, reach, worker, nullptr) ? worker.distances : nullptr;
     };
     this->visit_rows(load, [&](int32_t anchor, int32_t count, int32_t, const T* distances) {
       kernels.add_costs(costs, anchor, count, distances);
@@ -117,7 +121,8 @@ struct Streamed : Prepared<T> {
     const T* reach = reach_of(costs);
     this->visit_blocks([&](int32_t row, int32_t column, int i) {
       Worker& worker = workers[size_t(i)];
-      if (!load_distances(row, column, reach, worker)) return;
+      T* scaled = distance == Distance::euclidean ? worker.scaled : nullptr;
+      if (!load_distances(row, column, reach, worker, scaled)) return;
       const int32_t rows = this->rows_in_block(row, classes.anchors);
       const int32_t columns = this->rows_in_block(column, classes.candidates);
       T* weights = worker.weights;
@@ -128,12 +133,16 @@ struct Streamed : Prepared<T> {
         kernels.weigh(costs, column, columns, worker.transposed, worker.other);
         kernels.transpose(worker.other, worker.transposed);
       }
-      kernels.combine(weights, both ? worker.transposed : nullptr,
-                      distance == Distance::euclidean ? worker.distances : nullptr);
+      for (int32_t n = 0; n < worker.near.count; ++n) {
+        const int32_t at = worker.near.entries[n];
+        worker.near_weights[n] = weights[at] + (both ? worker.transposed[at] : 0);
+      }
+      kernels.combine(weights, both ? worker.transposed : nullptr, scaled);
       if (distance == Distance::cosine) drop_zero_rows(row, rows, column, columns, weights);
       for (int32_t n = 0; n < worker.near.count; ++n) {
         const int32_t at = worker.near.entries[n], r = row + at / kBlockRows, c = column + at % kBlockRows;
-        pull_near(row_of(r), classes.candidates.index[c], double(weights[at]), anchor_pulls.sums + r * stride,
+        pull_near(row_of(r), classes.candidates.index[c], double(worker.distances[at]),
+                  double(worker.near_weights[n]), anchor_pulls.sums + r * stride,
                   candidate_pulls.sums + c * stride, worker.rows);
         weights[at] = 0;
       }
@@ -146,55 +155,60 @@ struct Streamed : Prepared<T> {
   }
 
   // A pair that Gram arithmetic cannot tell apart pulls by the difference of its rows.
-  void pull_near(int32_t anchor, int32_t candidate, double factor, T* anchor_sums, T* candidate_sums,
-                 T* buffer) const {
+  void pull_near(int32_t anchor, int32_t candidate, double apart, double weight, T* anchor_sums,
+                 T* candidate_sums, T* buffer) const {
     const T* x = kernels.load(batch.anchors, anchor, buffer);
     const T* y = kernels.load(batch.candidates, candidate, buffer + width);
+    if (distance == Distance::euclidean) {
+      kernels.pull({x, y, {}, {}}, width, distance, apart, -weight, anchor_sums);
+      kernels.pull({x, y, {}, {}}, width, distance, apart, weight, candidate_sums);
+      return;
+    }
     const bool cosine = distance == Distance::cosine;
     const Normaliser u = cosine ? anchor_units[anchor] : Normaliser{scale, 1};
     const Normaliser v = cosine ? candidate_units[candidate] : Normaliser{scale, 1};
+    if (cosine && (is_zero(u) || is_zero(v))) return;
     for (int64_t d = 0; d < width; ++d) {
-      const T pull = T(factor * (double(x[d]) * u.scale / u.norm - double(y[d]) * v.scale / v.norm));
+      const T pull = T(weight * (double(x[d]) * u.scale / u.norm - double(y[d]) * v.scale / v.norm));
       anchor_sums[d] -= pull;
       candidate_sums[d] += pull;
     }
   }
 
-  bool is_zero(const Normaliser* units, int64_t row) const {
-    return width > 0 && std::isinf(units[row].norm);
-  }
+  bool is_zero(const Normaliser& unit) const { return width > 0 && std::isinf(unit.norm); }
 
   // S = 0 of a zero row with everything, whatever either row does.
   void drop_zero_rows(int32_t row, int32_t rows, int32_t column, int32_t columns, T* weights) const {
     for (int32_t r = 0; r < rows; ++r)
-      if (is_zero(anchor_units, row_of(row + r)))
+      if (is_zero(anchor_units[row_of(row + r)]))
         std::fill(weights + r * kBlockRows, weights + (r + 1) * kBlockRows, T(0));
     for (int32_t c = 0; c < columns; ++c)
-      if (is_zero(candidate_units, classes.candidates.index[column + c]))
+      if (is_zero(candidate_units[classes.candidates.index[column + c]]))
         for (int32_t r = 0; r < rows; ++r) weights[r * kBlockRows + c] = 0;
   }
 
-  // Adds what was streamed to the gradient of an anchor or candidate. `buffer` holds a row.
+  // Adds what was streamed to the gradient of an anchor or candidate, under cosine divided by its lift.
+  // `buffer` holds a row.
   void add_streamed(bool is_anchor, int32_t position, T* buffer, T* gradient) const {
     const Pulls& pulls = is_anchor ? anchor_pulls : candidate_pulls;
     const T *own = pulls.rows + position * stride, *sums = pulls.sums + position * stride;
     const double total = pulls.totals[position];
     const auto pull = [&](int64_t d) { return total * double(own[d]) - double(sums[d]); };
     if (distance != Distance::cosine) {
-      const double factor = (distance == Distance::euclidean ? 1 : 2) / scale;
+      const double factor = distance == Distance::euclidean ? 1 : 2 / scale;
       for (int64_t d = 0; d < width; ++d) gradient[d] += T(pull(d) * factor);
       return;
     }
     const int32_t row = (is_anchor ? classes.anchors : classes.candidates).index[position];
-    const Normaliser* units = is_anchor ? anchor_units : candidate_units;
-    if (is_zero(units, row)) return;
+    const Normaliser unit = (is_anchor ? anchor_units : candidate_units)[row];
+    if (is_zero(unit)) return;
     // What pulls at the unit row, less its part along that row.
-    const double shrink = units[row].scale / units[row].norm;
     const T* x = kernels.load(is_anchor ? batch.anchors : batch.candidates, row, buffer);
+    const auto direction = [&](int64_t d) { return double(x[d]) * unit.scale / unit.norm; };
+    const double outer = unit.scale / unit.lift / unit.norm;
     double along = 0;
-    for (int64_t d = 0; d < width; ++d) along += pull(d) * (double(x[d]) * shrink);
-    for (int64_t d = 0; d < width; ++d)
-      gradient[d] += T((pull(d) - along * (double(x[d]) * shrink)) * shrink);
+    for (int64_t d = 0; d < width; ++d) along += pull(d) * direction(d);
+    for (int64_t d = 0; d < width; ++d) gradient[d] += T((pull(d) - along * direction(d)) * outer);
   }
 };
 

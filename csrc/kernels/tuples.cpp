@@ -19,7 +19,7 @@ struct ManyTuples : Streamed<T> {
   using Base = Streamed<T>;
   using Base::anchors, Base::row_of, Base::by_anchor, Base::workers;
   using Base::kernels, Base::pool, Base::batch, Base::scratch, Base::width, Base::classes, Base::buffers;
-  using Base::scale, Base::walk, Base::distance;
+  using Base::walk, Base::distance;
 
   const Selection& selection;
   const TupleObjective& objective;
@@ -97,7 +97,7 @@ struct ManyTuples : Streamed<T> {
       if (c == walk.self_position[anchor]) continue;
       const int32_t row = classes.candidates.index[c];
       const T* y = kernels.load(batch.candidates, row, rows + width);
-      visit(row, T(kernels.measure(this->pair(x, y, row_of(anchor), row), width, distance, scale)));
+      visit(row, T(kernels.measure(this->pair(x, y, row_of(anchor), row), width, distance)));
     }
   }
 
@@ -376,7 +376,8 @@ struct ManyTuples : Streamed<T> {
           if (const double z = semi_hard_term(found, i); z > 0) negative_loss[a] += z, ++negative_terms[a];
     }
 
-    double positive = 0, negative = 0, positives = 0, negatives = 0, counted = 0;
+    long double positive = 0, negative = 0;  // of losses that may be the largest numbers that T holds
+    double positives = 0, negatives = 0, counted = 0;
     for (int32_t a = 0; a < anchors(); ++a) {
       positive += positive_loss[a], negative += negative_loss[a];
       positives += positive_terms[a], negatives += negative_terms[a];
