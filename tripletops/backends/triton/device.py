@@ -97,12 +97,22 @@ def squared_distance(x, x_stride, i, x_factor, y, y_stride, j, y_factor, valid, 
 
 
 @triton.jit
-def reported(square, x_factor, y_factor, unscale, width, DISTANCE: tl.constexpr):
+def within_type(values, KIND: tl.constexpr):
+    """The largest number that KIND holds stands for all larger ones; NaN stays NaN.
+
+    The difference of two infinities would be NaN.
+    """
+    largest: tl.constexpr = 1.7976931348623157e308 if KIND.is_fp64() else 3.4028234663852886e38
+    return tl.where(values > largest, largest, tl.where(values < -largest, -largest, values))
+
+
+@triton.jit
+def reported(square, x_factor, y_factor, unscale, width, DISTANCE: tl.constexpr, KIND: tl.constexpr):
     """The distance of rows multiplied by their factors: the inverse norms of cosine, else the scale."""
     if DISTANCE == EUCLIDEAN:
-        return tl.sqrt(square) * unscale
+        return within_type(tl.sqrt(square) * unscale, KIND)
     elif DISTANCE == SQEUCLIDEAN:
-        return square * unscale * unscale
+        return within_type(square * unscale * unscale, KIND)
     else:
         zero_row = ((x_factor == 0) | (y_factor == 0)) & (width > 0)
         return tl.where(zero_row, 1.0, square * 0.5)

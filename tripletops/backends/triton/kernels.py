@@ -30,6 +30,7 @@ from tripletops.backends.triton.device import (
     squared_distance,
     threshold_slope,
     within_classes,
+    within_type,
 )
 
 # What `select` keeps.
@@ -210,7 +211,7 @@ def measure(
     row_factor = tl.load(x_factor + i, i >= 0, 0.0)
     factor = tl.load(y_factor + pick, found, 0.0)
     square = squared_distance(x, x_stride, i, row_factor, y, y_stride, pick, factor, found, width, DEPTH)
-    distance = reported(square, row_factor, factor, back, width, DISTANCE).to(kind)
+    distance = reported(square, row_factor, factor, back, width, DISTANCE, kind).to(kind)
     if SETTLE:
         floor = tl.load(floors + at, inside, float("nan"))
         wrong = found & ~(distance > floor)
@@ -228,7 +229,7 @@ def measure(
                 square = squared_distance(
                     x, x_stride, i, row_factor, y, y_stride, j, other, eligible, width, DEPTH
                 )
-                apart = reported(square, row_factor, other, back, width, DISTANCE).to(kind)
+                apart = reported(square, row_factor, other, back, width, DISTANCE, kind).to(kind)
                 apart = tl.where(eligible & (apart > floor), apart, float("inf"))
                 best, place = improve(apart, tl.where(apart < float("inf"), j, NOBODY), best, place)
             distance = tl.where(wrong, best, distance)
@@ -295,8 +296,12 @@ def pulls(
         pull = (weight * x_factor[:, None])[:, :, None] * ((u - v) - distance[:, :, None] * u)
     elif DISTANCE == EUCLIDEAN:
         apart = valid & (distance > 0)
+        difference = a - b
+        if x.dtype.element_ty == tl.float64:  # one over a subnormal distance would overflow
+            lift = tl.where(distance < 2.0**-900, 2.0**100, 1.0)
+            distance, difference = distance * lift, difference * lift[:, :, None]
         factor = tl.where(apart, weight / tl.where(apart, distance, 1.0), 0.0)
-        pull = factor[:, :, None] * (a - b)
+        pull = factor[:, :, None] * difference
     else:
         pull = (2 * weight)[:, :, None] * (a - b)
     return tl.sum(tl.where(mask, pull, 0.0), 1)
@@ -350,7 +355,9 @@ def pull(
             )  # fmt: skip
     at = gradient + i.to(tl.int64)[:, None] * width + depth[None, :]
     mask = alive[:, None] & inside[None, :]
-    tl.store(at, tl.load(at, mask, 0.0) + total.to(gradient.dtype.element_ty), mask)
+    kind: tl.constexpr = gradient.dtype.element_ty
+    total = within_type(tl.load(at, mask, 0.0).to(tl.float64) + total, kind)
+    tl.store(at, total.to(kind), mask)
 
 
 @triton.jit
@@ -454,8 +461,9 @@ def weigh(
 ):  # fmt: skip
     """What all negative pairs pull a row with: Σ factor·(x − y), SPAN dimensions of it.
 
-    The factor is the slope of the anchor's cost (`cost`, `similarity`) times its weight, over the distance if
-    that is euclidean. x are the rows pulled at, as anchors, as candidates of the anchors y, or as both.
+    The factor is the slope of the anchor's cost (`cost`, `similarity`) times its weight, over the distance of
+    the framed rows if that is euclidean. x are the rows pulled at, as anchors, as candidates of the anchors
+    y, or as both.
     """
     split = tl.program_id(2)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -463,6 +471,7 @@ def weigh(
     alive, row_half = (tl.load(x_index + rows) >= 0)[:, None], tl.load(x_half + rows)
     kind: tl.constexpr = x_half.dtype.element_ty
     back, beta = tl.load(unscale).to(kind), tl.load(rate).to(kind)
+    scale = 1.0 / back
     stride = (x_length if AS_ANCHOR else y_length).to(tl.int64)
     sums, total = tl.zeros((ROWS, SPAN), kind), tl.zeros((ROWS,), kind)
     start, stop = share_of(split, tiles, y_length, COLUMNS)
@@ -502,7 +511,7 @@ def weigh(
                 weight += slope * tl.load(weights + across)
         if DISTANCE == EUCLIDEAN:
             apart = negatives & (distance > 0)
-            weight = tl.where(apart, weight / tl.where(apart, distance, 1.0), 0.0)
+            weight = tl.where(apart, weight / tl.where(apart, distance * scale, 1.0), 0.0)
         else:
             weight = tl.where(negatives, weight, 0.0)
         if ZERO_ROWS:

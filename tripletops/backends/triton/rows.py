@@ -20,14 +20,14 @@ from tripletops.backends.triton.tiles import LENGTHS, WIDTHS
 
 HALVES = (torch.float16, torch.bfloat16)
 EUCLIDEAN, SQEUCLIDEAN, COSINE = range(3)  # the codes of `ops.DISTANCE`
-_SHRINK = 2.0**-20  # keeps the difference of two of the largest numbers finite
 _GRID = 16
 
 
 class Side(NamedTuple):
     """One side of the pairs. By row of the user's tensor: raw, kept, factor. By position: the rest."""
 
-    raw: Tensor  # (N, D)
+    raw: Tensor  # (N, D), under cosine times its lift
+    lift: Tensor | None  # (N,) float64, see `lifted`; None: 1
     kept: Tensor  # (N,) bool, those that are not ignored
     factor: Tensor  # (N,) float64, what a raw row is multiplied by: cosine: one over its norm, else the scale
     order: Tensor  # (N,) the row at a position
@@ -70,12 +70,15 @@ class Rows:
         kept = [_kept(ids, ignore_label) for _, ids in sides]
         read = [rows.where(mask[:, None], 0) for (rows, _), mask in zip(sides, kept, strict=True)]
         self.finite = torch.stack([rows.isfinite().all() for rows in read]).all()
+        lifts = [_lifts(rows) if self.zero_rows else None for rows in read]
+        raw = [_times(rows, lift) for (rows, _), lift in zip(sides, lifts, strict=True)]
+        read = [_times(rows, lift) for rows, lift in zip(read, lifts, strict=True)]
         orders = [torch.sort(ids, stable=True) for _, ids in sides]
         scale, framed = _frame(read, kept, distance, self.kind)
         self.unscale = 1 / scale  # from framed rows to distances; all powers of two
         self.anchors, *others = [
-            _side(rows, *parts, order.indices, mask, self.kind)
-            for (rows, _), parts, order, mask in zip(sides, framed, orders, kept, strict=True)
+            _side(rows, lift, *parts, order.indices, mask, self.kind)
+            for rows, lift, parts, order, mask in zip(raw, lifts, framed, orders, kept, strict=True)
         ]
         self.candidates = others[0] if others else self.anchors
         self._place(orders[0].values, orders[-1].values, orders[-1].indices, kept[0], self_index)
@@ -154,25 +157,47 @@ def _up(count: int, multiple: int) -> int:
     return -(-count // multiple) * multiple
 
 
-def _power_of_two(magnitude: Tensor) -> Tensor:
-    """Near one over `magnitude`, in float64; of 0, 1."""
-    exponent = torch.frexp(magnitude.double()).exponent.clamp(-1000, 1000)
-    return torch.ldexp(torch.ones_like(magnitude, dtype=torch.float64), -exponent)
+def _power_of_two(exponent: Tensor) -> Tensor:
+    return torch.ldexp(torch.ones_like(exponent, dtype=torch.float64), exponent)
+
+
+def _sizes(rows: Tensor) -> Tensor:
+    """(N,) the largest magnitudes of the rows' elements."""
+    return rows.abs().amax(1) if rows.shape[1] else rows.new_zeros(len(rows))
+
+
+def _exponents(sizes: Tensor) -> Tensor:
+    return torch.frexp(sizes.double()).exponent
+
+
+def _lifts(rows: Tensor) -> Tensor:
+    """(N,) powers of two, 1 but for tiny rows, whose largest elements they bring near 2⁻⁶⁰."""
+    return _power_of_two((-60 - _exponents(_sizes(rows))).clamp(min=0))
+
+
+def _times(rows: Tensor, lift: Tensor | None) -> Tensor:
+    return rows if lift is None else rows * lift[:, None].to(rows.dtype)
+
+
+def lifted(rows: Tensor, distance: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Rows, `Side.factor` but for the scale, which only squares need, and lifts.
+
+    The gradient of the cosine of a tiny row may overflow, and the sum of two overflows may be NaN. So it is
+    added up for the row times its lift, a power of two, and multiplied by that once, at the end.
+    """
+    if distance != COSINE or rows.shape[1] == 0:
+        return rows, torch.ones(len(rows), dtype=torch.float64, device=rows.device), None
+    lift = _lifts(rows)
+    rows = _times(rows, lift)
+    return rows, _inverse_norms(rows), lift
 
 
 def _inverse_norms(rows: Tensor) -> Tensor:
     if rows.shape[1] == 0:
         return torch.ones(len(rows), dtype=torch.float64, device=rows.device)
-    scale = _power_of_two(rows.abs().amax(1))
+    scale = _power_of_two(-_exponents(_sizes(rows)).clamp(-1000, 1000))
     square = (rows.double() * scale[:, None]).square().sum(1)
     return (scale / square.where(square > 0, 1).sqrt()).where(square > 0, 0)
-
-
-def factors_of(rows: Tensor, distance: int) -> Tensor:
-    """`Side.factor`, but for the scale, which only squares need."""
-    if distance == COSINE:
-        return _inverse_norms(rows)
-    return torch.ones(len(rows), dtype=torch.float64, device=rows.device)
 
 
 # Of each side: factor by row, framed rows, half squared norms, whether rows are not 0.
@@ -192,7 +217,9 @@ def _frame(
         nonzero = [(factor != 0) | (rows.shape[1] == 0) for rows, factor in zip(units, factors, strict=True)]
         framed = [(rows - centre).to(kind) for rows in units]
     else:
-        scale, centre = _grid_frame(sides, kept)
+        scale, centre = _grid_frame(sides, kept, kind)
+        if sides[0].dtype == torch.float16:  # whose squares fit float32 as they are, while scaling may round
+            scale, centre = torch.ones_like(scale), centre / scale
         if sides[0].dtype in HALVES:
             centre, kind = _exact_centre(sides, kept, scale, centre), sides[0].dtype
         factors = [scale.expand(len(rows)).contiguous() for rows in sides]
@@ -209,7 +236,7 @@ def _exact_centre(sides: list[Tensor], kept: list[Tensor], scale: Tensor, centre
     """
     dtype = sides[0].dtype
     centre = centre.to(dtype).double()
-    exact = torch.ones_like(centre, dtype=torch.bool)
+    exact = centre.isfinite()
     for rows, mask in zip(sides, kept, strict=True):
         framed = rows.double() * scale - centre
         exact &= ((framed.to(dtype).double() == framed) | ~mask[:, None]).all(0)
@@ -223,34 +250,64 @@ def _side_of(factor: Tensor, framed: Tensor, nonzero: Tensor, kept: Tensor) -> _
     return factor, framed, half, nonzero
 
 
-def _largest(values: Tensor) -> Tensor:
-    return values.amax().double() if values.numel() else values.new_zeros((), dtype=torch.float64)
+def _sample(rows: Tensor, mask: Tensor) -> Tensor:
+    """Up to nine of the rows in the mask, an odd number of them, evenly spread."""
+    count = min(9, (len(rows) - 1) | 1)
+    first = torch.sort(mask.to(torch.int8), descending=True, stable=True).indices
+    place = torch.arange(count, device=rows.device) * (mask.sum() - 1).clamp(min=0) // max(count - 1, 1)
+    return rows[first[place]]
 
 
-def _grid_frame(sides: list[Tensor], kept: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """(scale, centre). The centre lies a whole number of sixteenths of the spread away from a row: data on a
-    grid stays on one, and its ties stay ties."""
+def _median(values: Tensor) -> Tensor:
+    """Over dimension 0, of an odd number."""
+    return values.sort(0).values[len(values) // 2]
+
+
+def _extent(sizes: Tensor, number: Tensor) -> tuple[Tensor, Tensor]:
+    """Exponents of the sizes of `number` rows: the largest, and the median, or the least that is not 0."""
+    there = sizes > 0
+    exponents = _exponents(sizes).where(there, 2**20).sort().values
+    middle = ((number - 1) // 2 - (number - there.sum())).clamp(min=0)
+    largest, median = exponents[torch.stack([(there.sum() - 1).clamp(min=0), middle])].where(there.any(), 0)
+    return largest, median
+
+
+def _grid_frame(sides: list[Tensor], kept: list[Tensor], kind: torch.dtype) -> tuple[Tensor, Tensor]:
+    """(scale, centre), as in `csrc/kernels/prepare.h`.
+
+    The origin is the median of some rows, coordinate by coordinate: it lies among most rows, wherever a few
+    others are, and on the grid that rows may lie on. The centre lies a whole number of sixteenths of the
+    spread away from it: data on a grid stays on one, and its ties stay ties. Outliers move the mean away from
+    all other rows; then the centre is the origin, or 0 where that is as near to most rows. And the scale lies
+    in the middle between the two, so that the squares of neither leave the exponents of `kind`.
+    """
     rows, mask = sides[-1], kept[-1]
     if not mask.numel():
         rows, mask = sides[0], kept[0]
     if not mask.numel():
         rows = torch.zeros((1, rows.shape[1]), dtype=rows.dtype, device=rows.device)
         mask = torch.ones(1, dtype=torch.bool, device=rows.device)
-    origin = rows[mask.to(torch.int8).argmax()].double() * _SHRINK
+    # Halves, because the difference of two of the largest numbers would not be finite.
+    sample = _sample(rows, mask).double() / 2
+    origin = _median(sample)
     away = [
-        (side.double() * _SHRINK - origin).where(there[:, None], 0)
-        for side, there in zip(sides, kept, strict=True)
+        (side.double() / 2 - origin).where(there[:, None], 0) for side, there in zip(sides, kept, strict=True)
     ]
-    spread = torch.stack([_largest(side.abs()) for side in away]).amax()
-    scale = _power_of_two(spread) * _SHRINK
     number = torch.stack([there.sum() for there in kept]).sum().clamp(min=1)
-    mean = torch.stack([side.sum(0) for side in away]).sum(0) / number
-    return scale, origin / _SHRINK * scale + (mean / _SHRINK * scale * _GRID).round() / _GRID
+    largest, median = _extent(torch.cat([*map(_sizes, away), origin.new_zeros(1)]), number + 1)
+    outliers = largest - median > 5
+    around_zero = outliers & (_exponents(_median(_sizes(sample))) <= median)
+    middle = largest - ((largest - median) // 2).clamp(max=50 if kind == torch.float32 else 400)
+    limit = 126 if kind == torch.float32 else 1022
+    scale = _power_of_two(-(middle.where(outliers, largest) + 1).clamp(-limit, limit))
+    mean = torch.stack([(side / number).sum(0) for side in away]).sum(0)
+    centre = origin * scale * 2 + (mean * scale * 2 * _GRID).round().where(~outliers, 0) / _GRID
+    return scale, centre.where(~around_zero, 0)
 
 
 def _side(
-    raw: Tensor, factor: Tensor, framed: Tensor, half: Tensor, nonzero: Tensor, order: Tensor, kept: Tensor,
-    kind: torch.dtype,
+    raw: Tensor, lift: Tensor | None, factor: Tensor, framed: Tensor, half: Tensor, nonzero: Tensor,
+    order: Tensor, kept: Tensor, kind: torch.dtype,
 ) -> Side:  # fmt: skip
     count, width = raw.shape
     length = _up(max(count, 1), LENGTHS)
@@ -262,6 +319,7 @@ def _side(
 
     return Side(
         raw,
+        lift,
         kept,
         factor,
         order,

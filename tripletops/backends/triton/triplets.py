@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tripletops.backends.triton import kernels
 from tripletops.backends.triton.mining import Ends, Lists, Rules, pull, select
-from tripletops.backends.triton.rows import Rows, factors_of
+from tripletops.backends.triton.rows import Rows, lifted
 from tripletops.backends.triton.tiles import SCORED, launch
 
 MEAN, MEAN_NONZERO, SUM, NONE = range(4)  # the codes of `ops.REDUCTION`
@@ -67,11 +67,12 @@ def triplet_backward(
     wants_emb: bool, wants_ref: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     index = torch.arange(len(emb), dtype=torch.int32, device=emb.device)
-    ref_factor = None if ref_emb is None else factors_of(ref_emb, distance)
-    ends = Ends(emb, factors_of(emb, distance), ref_emb, ref_factor, index, distance)
+    rows, factor, lift = lifted(emb, distance)
+    ref_rows, ref_factor, ref_lift = (None, None, None) if ref_emb is None else lifted(ref_emb, distance)
+    ends = Ends(rows, factor, ref_rows, ref_factor, index, distance)
     gradients = fresh_gradients(emb, ref_emb, terms.dtype, wants_emb, wants_ref)
     pull(ends, Lists(picks.to(torch.int32), terms[:2], terms[2:] * grad), *gradients)
-    return finished_gradients(emb, gradients, ~terms[2].isnan().any())
+    return finished_gradients(emb, gradients, (lift, ref_lift), ~terms[2].isnan().any())
 
 
 def fresh_gradients(
@@ -84,11 +85,18 @@ def fresh_gradients(
 
 
 def finished_gradients(
-    emb: Tensor, gradients: tuple[Tensor | None, Tensor | None], finite: Tensor
+    emb: Tensor,
+    gradients: tuple[Tensor | None, Tensor | None],
+    lifts: tuple[Tensor | None, Tensor | None],
+    finite: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """In the type of the rows, (0,) where not wanted, NaN where something was not finite."""
-    first, second = (
-        emb.new_empty(0) if gradient is None else gradient.where(finite, nan).to(emb.dtype)
-        for gradient in gradients
-    )
-    return first, second
+
+    def finished(gradient: Tensor | None, lift: Tensor | None) -> Tensor:
+        if gradient is None:
+            return emb.new_empty(0)
+        if lift is not None:
+            gradient = gradient.double() * lift[:, None]
+        return gradient.where(finite, nan).to(emb.dtype)
+
+    return finished(gradients[0], lifts[0]), finished(gradients[1], lifts[1])

@@ -461,9 +461,9 @@ def tuples_backward(
     positive_weight, negative_weight = (weight * share for share in tuples.shares(active))
     gradients = fresh_gradients(emb, ref_emb, rows.kind, wants_emb, wants_ref)
     ends = Ends(
-        emb,
+        rows.anchors.raw,
         rows.anchors.factor,
-        ref_emb,
+        None if rows.self_mining else rows.candidates.raw,
         None if rows.self_mining else rows.candidates.factor,
         rows.anchors.row,
         distance,
@@ -524,14 +524,16 @@ def tuples_backward(
         share, negative_share = tuples.shares(active)
         by_anchor = weight * (state[3].double() * negative_share - state[2].double() * share)
         beta_gradient = rows.by_row(by_anchor).where(tuples.finite, nan).to(rows.kind)
-    return (*finished_gradients(emb, gradients, tuples.finite), beta_gradient)
+    lifts = rows.anchors.lift, rows.candidates.lift
+    return (*finished_gradients(emb, gradients, lifts, tuples.finite), beta_gradient)
 
 
 def _streamed_gradient(rows: Rows, side: Side, pulled: Tensor) -> Tensor:
     """By row: minus the gradient of what negatives, and only those, cost."""
     pulled = side.by_row(pulled[:, : rows.width])
     if rows.distance != COSINE:
-        return (pulled * rows.unscale * (2 if rows.distance == SQEUCLIDEAN else 1)).to(rows.kind)
+        # Euclidean distances were those of framed rows too, so that the scale has cancelled.
+        return (pulled * rows.unscale * 2).to(rows.kind) if rows.distance == SQEUCLIDEAN else pulled
     # What pulls at the unit row, less its part along that row.
     unit = side.raw.where(side.kept[:, None], 0).double() * side.factor[:, None]
     pulled = pulled.double()
