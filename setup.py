@@ -1,8 +1,11 @@
-"""Build the two compiled parts of tripletops; everything else is said in pyproject.toml.
+"""Build the compiled parts of tripletops; everything else is said in pyproject.toml.
 
 `tripletops._C` holds the torch ops on torch's stable ABI and is loaded with `torch.ops.load_library`: it has
-no `PyInit`, so one file serves every Python and every torch from 2.10 on. `tripletops._kernels` shows the
-kernels to the tests on NumPy arrays, and knows nothing of torch. They are compiled once, linked into both.
+no `PyInit`, so one file serves every Python and every torch from 2.10 on, and so does a wheel.
+
+`tripletops._kernels` shows the kernels to the tests on NumPy arrays, and knows nothing of torch. It serves
+only the Python that it was built with, so it is built in place (`pip install -e`) and no wheel has it. The
+kernels are compiled once and linked into both.
 
 `TRIPLETOPS_SANITIZE=1` builds `_kernels` alone, under the address and undefined-behaviour sanitizers.
 """
@@ -13,8 +16,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-import pybind11
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from torch.utils.cpp_extension import BuildExtension, include_paths, library_paths
 
 SANITIZE = os.environ.get("TRIPLETOPS_SANITIZE") == "1"
@@ -39,6 +42,10 @@ class Build(BuildExtension):
 
     kernel_objects: list[str] | None = None
 
+    def finalize_options(self) -> None:
+        self.distribution.ext_modules = extensions(in_place=self.inplace or self.editable_mode)
+        super().finalize_options()
+
     def build_extension(self, ext: Any) -> None:
         if self.kernel_objects is None:
             self.kernel_objects = self.compiler.compile(
@@ -50,6 +57,13 @@ class Build(BuildExtension):
             )
         ext.extra_objects = [*ext.extra_objects, *self.kernel_objects]
         super().build_extension(ext)
+
+
+class Wheel(bdist_wheel):
+    """A wheel for one platform and every Python: requires-python in pyproject.toml says from which one on."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
 
 
 def extension(name: str, source: str, *, headers: list[str], flags: list[str], **options: Any) -> Extension:
@@ -75,6 +89,15 @@ ops = extension(
     libraries=["torch", "torch_cpu"],
     py_limited_api=True,
 )
-kernels = extension("tripletops._kernels", "module.cpp", headers=[pybind11.get_include()], flags=[])
 
-setup(ext_modules=[kernels] if SANITIZE else [ops, kernels], cmdclass={"build_ext": Build})
+
+def extensions(in_place: bool) -> list[Extension]:
+    if not in_place and not SANITIZE:
+        return [ops]
+    import pybind11  # here, so that a wheel can be built without it
+
+    kernels = extension("tripletops._kernels", "module.cpp", headers=[pybind11.get_include()], flags=[])
+    return [kernels] if SANITIZE else [ops, kernels]
+
+
+setup(ext_modules=extensions(in_place=False), cmdclass={"build_ext": Build, "bdist_wheel": Wheel})

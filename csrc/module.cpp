@@ -1,5 +1,5 @@
-// The kernels on NumPy arrays, without torch: tells which instruction sets this machine can run, and lets the
-// tests call each of them.
+// The kernels on NumPy arrays, without torch, for the tests: which instruction sets this machine can run, and
+// each of them to call. Builds in place have it, wheels don't.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>

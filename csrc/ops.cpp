@@ -10,6 +10,8 @@
 #include <algorithm>
 #include <limits>
 #include <optional>
+#include <stdexcept>
+#include <string>
 #include <tuple>
 #include <vector>
 
@@ -370,6 +372,32 @@ std::tuple<Tensor, Tensor, Tensor> tuples_backward_op(
 }
 
 }  // namespace
+
+// tripletops/backends/cpu.py calls these through ctypes, so that the library needs nothing of any Python.
+// ctypes knows no exceptions: none may get out.
+extern "C" {
+
+// The instruction sets that this machine can run, separated by spaces, the best one last.
+__attribute__((visibility("default"))) const char* tripletops_isa_variants() noexcept {
+  static const std::string names = [] {
+    std::string joined;
+    for (const Variant* variant : usable_variants())
+      joined += (joined.empty() ? "" : " ") + std::string(variant->name);
+    return joined;
+  }();
+  return names.c_str();
+}
+
+// The one in use; null where TRIPLETOPS_ISA names one that cannot run here.
+__attribute__((visibility("default"))) const char* tripletops_isa() noexcept {
+  try {
+    return selected_variant().name;
+  } catch (const std::invalid_argument&) {
+    return nullptr;
+  }
+}
+
+}  // extern "C"
 
 STABLE_TORCH_LIBRARY_IMPL(tripletops, CPU, library) {
   library.impl("mine", TORCH_BOX(&mine_op));

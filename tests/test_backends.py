@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.torch_version import TorchVersion
 
 import tripletops as T
 from tripletops import info
@@ -207,23 +208,73 @@ class TestGpuTensors:
 
 
 class TestLoading:
-    def test_missing_library(self, monkeypatch, tmp_path):
-        monkeypatch.setattr(cpu, "__file__", str(tmp_path / "backends" / "cpu.py"))
+    """Each cause has a message of its own, which names what to do about it."""
+
+    @pytest.fixture
+    def tree(self, monkeypatch, tmp_path) -> Path:
+        """A source tree in which nothing is built, and nothing else to import tripletops from."""
+        tree = tmp_path / "tree"
+        (tree / "tripletops" / "backends").mkdir(parents=True)
+        monkeypatch.setattr(cpu, "__file__", str(tree / "tripletops" / "backends" / "cpu.py"))
+        monkeypatch.setattr(sys, "path", [str(tree)])
+        return tree
+
+    def test_missing_library(self, tree):
         reason = cpu._load()
         assert reason is not None
-        assert "_C.abi3.so is missing" in reason
-        assert "pip install --no-build-isolation ." in reason
+        assert reason.startswith(f"the compiled library {tree}/tripletops/_C.abi3.so is missing")
+        assert "`pip install --no-build-isolation -e .`" in reason
+        assert "torch" not in reason
+
+    def test_a_source_tree_that_hides_the_installed_package(self, tree, tmp_path):
+        (tmp_path / "site" / "tripletops").mkdir(parents=True)
+        sys.path.append(str(tmp_path / "site"))
+        assert "is missing" in (cpu._load() or "")  # what is there has no library either
+        (tmp_path / "site" / "tripletops" / "_C.abi3.so").touch()
+        reason = cpu._load()
+        assert reason is not None
+        assert reason.startswith(f"the source tree {tree} has no compiled library and hides the tripletops ")
+        assert f"installed in {tmp_path / 'site'}" in reason
+        assert "run from another folder" in reason
+        assert "`pip install --no-build-isolation -e .`" in reason
+
+    def test_an_older_torch(self, tree, monkeypatch):
+        (tree / "tripletops" / "_C.abi3.so").touch()
+        monkeypatch.setattr(torch, "__version__", TorchVersion("2.9.1+cpu"))
+        assert cpu._load() == "the compiled library needs torch >= 2.10, found torch 2.9.1+cpu"
+
+    def test_what_the_loader_says(self, tree):
+        library = tree / "tripletops" / "_C.abi3.so"
+        library.write_bytes(b"not a library")
+        reason = cpu._load()
+        assert reason is not None
+        assert reason.startswith("the compiled library cannot be loaded: ")
+        assert f"{library}: file too short" in reason
+        assert "`pip install --no-build-isolation -e .`" in reason
+        assert "torch" not in reason.replace(str(tree), "")
 
     @needs_kernels
-    def test_library_of_another_torch(self, monkeypatch, tmp_path):
-        (tmp_path / "_C.abi3.so").write_bytes(b"not a library")
-        monkeypatch.setattr(cpu, "__file__", str(tmp_path / "backends" / "cpu.py"))
+    def test_a_library_of_another_version(self, tree):
+        """Any other library does: what the package asks for is not in it."""
+        other = next(Path(torch.__file__).parent.glob("lib/libc10.so"))
+        (tree / "tripletops" / "_C.abi3.so").symlink_to(other)
         reason = cpu._load()
         assert reason is not None
-        assert "built for torch >= 2.10" in reason
-        assert f"found torch {torch.__version__}" in reason
-        assert "pip install --no-build-isolation ." in reason
-        assert "invalid ELF header" in reason or "_C.abi3.so" in reason
+        assert "undefined symbol: tripletops_isa" in reason
+        assert "`pip install --no-build-isolation -e .`" in reason
+
+    @needs_kernels
+    def test_the_kernels_of_the_tests_are_not_needed(self):
+        """They are built for one version of Python, and no wheel has them."""
+        text = """
+import sys
+sys.modules["tripletops._kernels"] = None
+import tripletops.info
+print(T.backends()["cpu"], tripletops.info.isa(), T.batch_hard_loss(emb, labels).item())
+"""
+        run = python("-c", text.replace("import tripletops.info", CALL + "import tripletops.info"))
+        assert run.returncode == 0, run.stderr
+        assert run.stdout.split()[:2] == ["usable", cpu.isa_variants()[-1]]
 
     def test_without_kernels_the_rest_works(self, without_kernels):
         emb, labels = torch.eye(4, requires_grad=True), torch.tensor([0, 0, 1, 1])

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -63,11 +64,12 @@ def test_the_library_needs_no_cpp_symbol_of_torch():
     assert [line for line in undefined if re.search(r"\bPy_?[A-Z]", line)] == []
 
 
-def test_the_library_exports_nothing():
+def test_the_library_exports_what_python_asks_for_and_nothing_else():
     if not LIBRARY.exists():
         pytest.skip("the library is not built in place")
     exported = symbols("-D", "--defined-only", LIBRARY)
-    assert [line for line in exported if "tripletops" in line] == []
+    ours = {line.split(maxsplit=2)[-1] for line in exported if "tripletops" in line}
+    assert ours == {"tripletops_isa", "tripletops_isa_variants"}
 
 
 def test_there_are_isa_files():
@@ -108,7 +110,8 @@ assert "triton" not in sys.modules
 
 @pytest.fixture(scope="module")
 def source_tree(tmp_path_factory) -> Path:
-    """A copy of what the packages are made from, so that nothing is left behind in the tree itself."""
+    """A copy of what wheels are made from, so that nothing is left behind in the tree itself."""
+    pytest.importorskip("setuptools")
     tree = tmp_path_factory.mktemp("source")
     for name in ("tripletops", "csrc"):
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
@@ -116,6 +119,101 @@ def source_tree(tmp_path_factory) -> Path:
         if path.is_file():
             shutil.copy(path, tree)
     return tree
+
+
+def setup(tree: Path, *arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "setup.py", "-q", *map(str, arguments)]
+    environment = {**os.environ, **variables}
+    return subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def compiler(tmp_path_factory) -> Path:
+    """A stand-in: objects are empty, and linking copies the library that was built in place.
+
+    So a wheel is made in seconds, by all steps of a real build, and it works.
+    """
+    if not LIBRARY.exists():
+        pytest.skip("the library is not built in place")
+    script = tmp_path_factory.mktemp("compiler") / "g++"
+    script.write_text(
+        f"""#!/bin/sh
+for argument; do
+  case $previous in -o) output=$argument ;; esac
+  previous=$argument
+done
+case $output in
+  *.o) : >"$output" ;;
+  *.so) cp '{LIBRARY}' "$output" ;;
+esac
+""",
+        encoding="utf-8",
+    )
+    script.chmod(0o755)
+    return script
+
+
+@pytest.fixture(scope="module")
+def wheel(source_tree, compiler, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    built = setup(source_tree, "bdist_wheel", "-d", folder, CXX=str(compiler))
+    assert built.returncode == 0, built.stderr
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def unpacked(wheel, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("unpacked")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+def test_the_wheel_has_the_package_and_its_library_and_nothing_else(source_tree, unpacked):
+    packed = {path.relative_to(unpacked).as_posix() for path in unpacked.rglob("*") if path.is_file()}
+    files = (path for path in (source_tree / "tripletops").rglob("*") if path.is_file())
+    sources = {path.relative_to(source_tree).as_posix() for path in files}
+    assert "tripletops/py.typed" in sources
+    assert {name for name in packed if ".dist-info/" not in name} == sources | {"tripletops/_C.abi3.so"}
+
+
+def test_the_wheel_serves_every_python(wheel):
+    """No file of it is made for one version of Python, and its name says so."""
+    _, _, python, abi, platform = wheel.stem.split("-")
+    assert (python, abi) == ("py3", "none")
+    assert platform.startswith("linux_")
+
+
+def test_the_wheel_works(unpacked, tmp_path):
+    program = """
+import sys, torch, tripletops
+assert tripletops.backends()["cpu"] == "usable", tripletops.backends()
+assert tripletops.__file__.startswith(sys.path[1]), tripletops.__file__
+emb, labels = torch.eye(4, requires_grad=True), torch.tensor([0, 0, 1, 1])
+tripletops.batch_hard_loss(emb, labels).backward()
+assert emb.grad.any()
+"""
+    environment = {**os.environ, "PYTHONPATH": str(unpacked)}
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, check=True)
+
+
+def test_a_source_tree_that_hides_the_wheel_says_so(source_tree, unpacked):
+    environment = {**os.environ, "PYTHONPATH": str(unpacked)}
+    command = [sys.executable, "-m", "tripletops.info"]
+    page = subprocess.run(
+        command, cwd=source_tree, env=environment, capture_output=True, text=True, check=True
+    ).stdout
+    assert f"the source tree {source_tree} has no compiled library and hides" in page
+    assert f"installed in {unpacked}" in page
+
+
+def test_builds_in_place_have_the_kernels_for_the_tests(source_tree, compiler, tmp_path):
+    tree = shutil.copytree(source_tree, tmp_path / "tree", ignore=shutil.ignore_patterns("build"))
+    built = setup(tree, "build_ext", "--inplace", CXX=str(compiler))
+    assert built.returncode == 0, built.stderr
+    names = sorted(path.name.split(".")[0] for path in tree.glob("tripletops/*.so"))
+    assert names == ["_C", "_kernels"]
 
 
 def in_tree(source_tree: Path) -> set[str]:
@@ -133,15 +231,6 @@ def test_sdist_has_all_sources(source_tree, tmp_path):
     assert "tripletops/py.typed" in packed
     assert in_tree(source_tree) <= packed
     assert {"setup.py", "pyproject.toml", "LICENSE", "README.md", "CHANGELOG.md"} <= packed
-
-
-def test_wheel_has_the_package_and_nothing_else(source_tree, tmp_path):
-    pytest.importorskip("setuptools")
-    pytest.importorskip("pybind11")
-    run(sys.executable, "setup.py", "-q", "build_py", "-d", tmp_path, cwd=source_tree)
-    packed = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
-    assert "tripletops/py.typed" in packed
-    assert packed == {name for name in in_tree(source_tree) if name.startswith("tripletops/")}
 
 
 def test_version_is_said_once():

@@ -7,16 +7,16 @@ and the reason is told when the cpu backend is asked for.
 
 from __future__ import annotations
 
-import importlib
+import ctypes
 import os
+import sys
 from pathlib import Path
-from types import ModuleType
 
 import torch
 
-_BUILD = "build it with `pip install --no-build-isolation .` in the source tree"
+_BUILD = "build it with `pip install --no-build-isolation -e .` in the source tree"
 
-_kernels: ModuleType | None = None
+_library: ctypes.CDLL | None = None
 
 
 def why_not() -> str | None:
@@ -26,34 +26,47 @@ def why_not() -> str | None:
 
 def isa() -> str | None:
     """The instruction set in use: the best one here, or what TRIPLETOPS_ISA says; None: no kernels."""
-    return None if _kernels is None or _reason is not None else str(_kernels.selected())
+    return None if _library is None or _reason is not None else str(_library.tripletops_isa().decode())
 
 
 def isa_variants() -> list[str]:
     """The instruction sets of the kernels that this processor can run, the best one last."""
-    return [] if _kernels is None else list(_kernels.variants())
+    return [] if _library is None else _library.tripletops_isa_variants().decode().split()
 
 
 def _load() -> str | None:
-    """Load the kernels' Python module and the op library; the reason where one of them cannot be used."""
-    global _kernels
-    library = Path(__file__).parents[1] / "_C.abi3.so"
-    if not library.exists():
-        return f"the compiled library tripletops/{library.name} is missing; {_BUILD}"
+    """Load the library, which gives torch the ops; the reason where it cannot be used."""
+    global _library
+    file = Path(__file__).parents[1] / "_C.abi3.so"
+    if not file.exists():
+        return _why_missing(file)
+    if torch.__version__ < "2.10":
+        return f"the compiled library needs torch >= 2.10, found torch {torch.__version__}"
     try:
-        _kernels = importlib.import_module("tripletops._kernels")
-        try:
-            _kernels.selected()
-        except ValueError:
-            asked, usable = os.environ.get("TRIPLETOPS_ISA"), ", ".join(_kernels.variants())
-            return f"TRIPLETOPS_ISA={asked!r} is not usable on this processor, which can run {usable}"
-        torch.ops.load_library(library)
-    except (ImportError, OSError, RuntimeError) as error:
-        return (
-            f"the compiled library was built for torch >= 2.10, found torch {torch.__version__}, and fails; "
-            f"{_BUILD}; the loader says: {error}"
-        )
+        torch.ops.load_library(file)
+        library = ctypes.CDLL(str(file))  # the same one, for what torch does not ask of it
+        for function in (library.tripletops_isa, library.tripletops_isa_variants):
+            function.restype = ctypes.c_char_p
+    except (OSError, AttributeError) as error:  # AttributeError: it was built from other sources
+        said = error.__cause__ or error  # torch's own error names the file alone
+        return f"the compiled library cannot be loaded: {said}; {_BUILD}"
+    _library = library
+    if library.tripletops_isa() is None:
+        asked, usable = os.environ.get("TRIPLETOPS_ISA"), ", ".join(isa_variants())
+        return f"TRIPLETOPS_ISA={asked!r} is not usable on this processor, which can run {usable}"
     return None
+
+
+def _why_missing(file: Path) -> str:
+    """Whether it was never built, or was installed elsewhere and this source tree comes first on sys.path."""
+    for entry in sys.path:
+        site = Path(entry).resolve()
+        if (site / file.parent.name / file.name).exists():
+            return (
+                f"the source tree {file.parents[1]} has no compiled library and hides the tripletops "
+                f"installed in {site}; run from another folder, or {_BUILD}"
+            )
+    return f"the compiled library {file} is missing; {_BUILD}"
 
 
 _reason = _load()
