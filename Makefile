@@ -1,9 +1,11 @@
 # Everything runs in a private environment under .venv, made on first use and brought up to date when what it was made
-# from changes. Needed beforehand: python3 (3.10 or newer, with its venv module and headers), make and g++.
+# from changes. Needed beforehand: python3 (3.10 or newer, with its venv module and headers), make and g++, or the
+# compiler that CXX names.
 #
 #   make demo      the speed table, then a one-minute training on handwritten digits and its report
 #   make test      the tests, then those of the GPU kernels in Triton's interpreter
 #   make test-gpu  the tests and the speed table on a GPU
+#   make fuzz      100,000 calls of all functions with rows of all kinds (some twenty minutes; stopped, it goes on)
 #   make lint      ruff, mypy and clang-format
 #   make bench     every row of both speed tables, core and dense (some ten minutes)
 #   make sanitize  the kernel tests under the address and undefined-behaviour sanitizers
@@ -28,7 +30,7 @@ unexport PYTHONPATH PYTHONHOME PYTHONSTARTUP VIRTUAL_ENV CONDA_PREFIX PIP_USER P
 unexport CFLAGS CXXFLAGS CPPFLAGS LDFLAGS TRIPLETOPS_SANITIZE TRITON_INTERPRET
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: demo test test-gpu lint bench sanitize clean
+.PHONY: demo test test-gpu fuzz lint bench sanitize clean
 
 demo: $(BUILT)
 	@$(PY) -m train_ref.demo
@@ -58,6 +60,12 @@ test-gpu: $(if $(filter $(PY),$(GPU_PYTHON)),$(BUILT))
 	  $(GPU_PYTHON) -m bench core --device cuda; \
 	fi
 
+# make fuzz FUZZ="--seed 1 --fresh": the options are those of `python -m tests.fuzz`, which --help lists.
+FUZZ ?=
+
+fuzz: $(BUILT)
+	@$(PY) -m tests.fuzz $(FUZZ)
+
 lint: $(BUILT) $(LINTERS)
 	ruff check .
 	ruff format --check .
@@ -73,7 +81,7 @@ bench: $(BUILT)
 sanitize: $(BUILT)
 	TRIPLETOPS_SANITIZE=1 $(PY) setup.py -q build_ext --build-lib build/sanitize --build-temp build/sanitize/objects
 	TRIPLETOPS_KERNELS_PATH="$$(ls build/sanitize/tripletops/_kernels*.so)" \
-	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONMALLOC=malloc \
 	$(PY) -m pytest --noconftest -p no:cacheprovider tests/test_kernels.py
 
@@ -84,7 +92,8 @@ clean:
 
 $(VENV)/pyvenv.cfg:
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is missing: install Python 3.10 or newer" >&2; exit 1; }
-	@command -v g++ >/dev/null || { echo "g++ is missing: install it (Debian, Ubuntu: apt install g++)" >&2; exit 1; }
+	@command -v $(CXX) >/dev/null \
+	  || { echo "$(CXX) is missing: install GCC 12 or newer (Debian, Ubuntu: apt install g++)" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
 	  || { echo "$$($(PYTHON) -V) is too old: 3.10 or newer is needed (make PYTHON=python3.12 ...)" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \

@@ -13,12 +13,14 @@ kernels are compiled once and linked into both.
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
-from torch.utils.cpp_extension import BuildExtension, include_paths, library_paths
+from setuptools.errors import CompileError
+from torch.utils.cpp_extension import BuildExtension, get_cxx_compiler, include_paths, library_paths
 
 SANITIZE = os.environ.get("TRIPLETOPS_SANITIZE") == "1"
 TORCH_TARGET = "0x020a000000000000"  # 2.10, a byte each: the oldest torch that can load the ops
@@ -46,6 +48,10 @@ class Build(BuildExtension):
         self.distribution.ext_modules = extensions(in_place=self.inplace or self.editable_mode)
         super().finalize_options()
 
+    def run(self) -> None:
+        check_compiler()
+        super().run()
+
     def build_extension(self, ext: Any) -> None:
         if self.kernel_objects is None:
             self.kernel_objects = self.compiler.compile(
@@ -64,6 +70,25 @@ class Wheel(bdist_wheel):
 
     def get_tag(self) -> tuple[str, str, str]:
         return "py3", "none", super().get_tag()[2]
+
+
+def check_compiler() -> None:
+    """Refuse a compiler that fails on a small program: ninja's error would not say what to install."""
+    compiler = get_cxx_compiler()  # a command line, which ninja gives to a shell too
+    trial = subprocess.run(
+        f"{compiler} -std=c++17 -fsyntax-only -x c++ -",
+        shell=True,
+        input="#include <vector>\n",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if trial.returncode != 0:
+        said = trial.stderr.strip().replace("\n", " ") or f"exit status {trial.returncode}"
+        raise CompileError(
+            f"the C++ compiler `{compiler}` does not work ({said}): install GCC 12 or newer (Debian, Ubuntu: "
+            "apt install g++), or name another one in the environment variable CXX"
+        )
 
 
 def extension(name: str, source: str, *, headers: list[str], flags: list[str], **options: Any) -> Extension:

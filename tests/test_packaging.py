@@ -216,6 +216,18 @@ def test_builds_in_place_have_the_kernels_for_the_tests(source_tree, compiler, t
     assert names == ["_C", "_kernels"]
 
 
+@pytest.mark.parametrize("command", ["no-such-compiler", "false"])
+def test_a_build_without_a_compiler_says_what_to_install(source_tree, tmp_path, command):
+    run = setup(source_tree, "build_ext", "-b", tmp_path, "-t", tmp_path, CXX=command)
+    assert run.returncode != 0
+    (line,) = (line for line in run.stderr.splitlines() if line.startswith("error: "))
+    assert f"the C++ compiler `{command}` does not work" in line
+    assert "install GCC 12 or newer (Debian, Ubuntu: apt install g++)" in line
+    assert "CXX" in line
+    assert "ninja" not in run.stderr
+    assert "Traceback" not in run.stderr
+
+
 def in_tree(source_tree: Path) -> set[str]:
     files = (path for room in ("tripletops", "csrc") for path in (source_tree / room).rglob("*"))
     return {path.relative_to(source_tree).as_posix() for path in files if path.is_file()}
