@@ -9,6 +9,7 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -352,7 +353,10 @@ def test_a_run_that_was_stopped_goes_on(tmp_path, monkeypatch, stops):
     state.next = 30
     state.save(broken_off)
     assert resumed(broken_off, fresh()).next == 30
-    assert resumed(broken_off, State(seed=4, calls=60, backend="cpu", isas=["scalar", "avx2"])).next == 0
+    assert resumed(broken_off, replace(fresh(), calls=60)).next == 0
+    other = replace(fresh(), seed=5)
+    assert resumed(broken_off, other).next == 0
+    assert resumed(broken_off, other, any_seed=True).seed == 4
 
 
 @pytest.mark.usefixtures("in_this_process")

@@ -195,12 +195,13 @@ def summary(state: State) -> str:
     return "\n".join(lines)
 
 
-def resumed(path: Path, wanted: State) -> State:
+def resumed(path: Path, wanted: State, any_seed: bool = False) -> State:
     """The state in the file if it is that of a run like the wanted one and there is something left to do."""
     if not path.exists():
         return wanted
     state = State(**json.loads(path.read_text(encoding="utf-8")))
     same = (state.calls, state.backend, state.isas) == (wanted.calls, wanted.backend, wanted.isas)
+    same = same and (any_seed or state.seed == wanted.seed)
     return state if same and state.next < state.calls else wanted
 
 
@@ -240,5 +241,5 @@ def main(arguments: list[str] | None = None) -> int:
     seed = secrets.randbits(32) if given.seed is None else given.seed
     state = State(seed, given.calls, given.backend, isas)
     if not given.fresh:
-        state = resumed(given.state, state)
+        state = resumed(given.state, state, any_seed=given.seed is None)
     return run_all(state, given.state)
