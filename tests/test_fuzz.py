@@ -18,7 +18,8 @@ import pytest
 import torch
 from fuzz import runner
 from fuzz.cases import FUNCTIONS, Case, case_of
-from fuzz.checks import broken_promises, run, run_mine
+from fuzz.checks import broken_promises, distance_of, plain_result, rules_of, run, run_mine
+from fuzz.oracle import Outcome, Truth, terms_of
 from fuzz.runner import State, command_of, main, make_calls, resumed, run_all, usable_isas
 from helpers import LAYOUTS, NEGATIVES, bits
 
@@ -284,6 +285,21 @@ def test_planted_picks_are_found(name, negative, monkeypatch):
             context.setattr(tripletops, "mine", lambda *given, **options: change(mine(*given, **options)))
             found = [each.check for each in broken_promises(case)]
         assert check in found, f"{name}: {found}\n{case.describe()}"
+
+
+@pytest.mark.parametrize("function", [name for name in FUNCTIONS if name != "mine"])
+def test_the_oracle_agrees_with_the_reference(function):
+    """In float64, for rows of ordinary size: they have nothing in common but the definitions."""
+    for case in calls_to_spoil(function, has_loss, 3):
+        exact = replace(case, batch=case.batch.to(torch.float64))
+        picks = run_mine(case) if rules_of(case.call) else None
+        pairs = None if picks is None else (picks.positive.numpy(), picks.negative.numpy())
+        truth = Truth(exact.batch, distance_of(case))
+        outcome = Outcome(truth, terms_of(truth, case.call, pairs), case.call.options["reduction"])
+        loss, *gradients = plain_result(exact, picks, gram=False)
+        right = [outcome.loss.right, *(side.right for side in outcome.rows)]
+        for part, expected in zip((loss, *gradients), right, strict=False):
+            np.testing.assert_allclose(part.numpy(), expected.astype(float), rtol=1e-9, atol=1e-9)
 
 
 # The runner

@@ -428,15 +428,15 @@ def check_promised(truth: Truth, actual: Tensor, allowed: Allowed, added: int, w
     ones, to the root of their number.
     """
     kind, value = torch.finfo(actual.dtype), real(actual)
-    off, size = (part[:, None] if actual.dim() == 2 else part for part in (allowed.off, allowed.size))
+    off, whole = (part[:, None] if actual.dim() == 2 else part for part in (allowed.off, allowed.whole))
     roundings = 4 + 2 * math.sqrt(added) if truth.type.bits == 64 else 4
     rounding = roundings * kind.eps * np.abs(allowed.right) + Real(kind.smallest_normal) * kind.eps
     if what == "loss":
         rounding = rounding + Real(truth.type.tiny)
-    off = off + np.where((size > 0) | (off > 0), rounding, 0)
+    off = off + np.where((whole > 0) | (off > 0), rounding, 0)
     # Of a sum whose parts are too large for the type, infinity is all that can be expected.
     overflows = np.sign(value) * allowed.right + off >= Real(kind.max)
-    overflows = overflows | (size + off >= Real(truth.type.max))
+    overflows = overflows | (whole + off >= Real(truth.type.max))
     need_within(value, allowed.right, off, what, "", overflows)
 
 

@@ -501,48 +501,51 @@ def terms_of(truth: Truth, call: ManyTuples, picks: tuple[Array, Array] | None) 
 
 @dataclass
 class Allowed:
-    """A value, how far it may be off, the size of what it is made of, and of the error what a jump makes."""
+    """A value, and how far it may be off."""
 
     right: Array
     off: Array
-    size: Array
-    slack: Array
+    slack: Array  # of `off`, what jumps make
+    whole: Array  # the sum of the sizes of all that is added up
+    size: Array  # the same, larger by as much as an ulp of it counts for more
 
 
 class Outcome:
     """The loss and the gradients of a call, and how far they may be off."""
 
     def __init__(self, truth: Truth, groups: list[Terms], reduction: str) -> None:
-        anchors = len(truth.x)
-        weights = np.full(anchors, 1.5, Real)
-        if reduction == "none":
-            weights = real(cotangent_of(torch.zeros(anchors, dtype=truth.batch.compute_type())))
-        loss = Allowed(*(np.zeros(anchors, Real) for _ in range(4)))
-        beta = Allowed(*(np.zeros(anchors, Real) for _ in range(4)))
-        sides = [Allowed(*(np.zeros(len(rows), Real) for _ in range(4))) for rows in (truth.x, truth.y)]
+        shape = (len(truth.x),) if reduction == "none" else ()
+        weights = real(cotangent_of(torch.zeros(shape, dtype=truth.batch.compute_type())))
+        weights = np.broadcast_to(weights, len(truth.x))
+        loss, beta, *sides = (
+            Allowed(*(np.zeros(len(rows), Real) for _ in range(5)))
+            for rows in (truth.x, truth.x, truth.x, truth.y)
+        )
         weighed = np.zeros_like(truth.d)
         self.uncertain = False  # whether the number of terms is
         self.overflows = False  # whether a distance that takes part does not fit its type
         self.added = sum(terms.count or terms.nonzero for terms in groups)  # how many terms the loss has
         for terms in groups:
-            share, share_off = terms.share(reduction)
-            self.uncertain |= share_off > 0.5
+            share, doubt = terms.share(reduction)
+            self.uncertain |= doubt > 0.5
+            doubt = min(doubt, 1.0)
             takes_part = (terms.slope != 0) | (terms.wobble > 0)
             self.overflows |= terms.overflows or bool((takes_part & truth.overflows).any())
-            more = 1 + min(share_off, 1.0)
             loss.right += share * terms.value
-            loss.off += share * (terms.off * more + terms.value * min(share_off, 1.0))
-            loss.slack += share * (terms.jump * more + terms.value * min(share_off, 1.0))
+            loss.off += share * (terms.off * (1 + doubt) + terms.value * doubt)
+            loss.slack += share * (terms.jump * (1 + doubt) + terms.value * doubt)
+            loss.whole += share * terms.size
             loss.size += share * terms.size
             weight = (weights * share)[:, None]
             size = np.abs(weight)
             weighed += weight * terms.slope
             slope = size * np.abs(terms.slope)
-            wobble = size * terms.wobble * more + slope * min(share_off, 1.0)
-            jump = size * terms.flip * more + slope * min(share_off, 1.0)
+            wobble = size * terms.wobble * (1 + doubt) + slope * doubt
+            jump = size * terms.flip * (1 + doubt) + slope * doubt
             beta.off += (slope * truth.relative + wobble).sum(1)
-            beta.size += slope.sum(1)
             beta.slack += jump.sum(1)
+            beta.whole += slope.sum(1)
+            beta.size += slope.sum(1)
             # The slopes of "euclidean" are divided by the distance as it is stored, which has fewer digits
             # below the smallest normal number. So have slopes, and what is multiplied with them.
             steps = np.zeros_like(truth.d)
@@ -554,8 +557,9 @@ class Outcome:
             for axis, (side, (norm, moved, parts)) in enumerate(zip(sides, truth.lengths, strict=True)):
                 off = (slope * (truth.relative + steps) + wobble + lost) * (norm + moved) + slope * moved
                 side.off += off.sum(1 - axis) + truth.quantum * takes_part.sum(1 - axis)
-                side.size += (bent * parts).sum(1 - axis)
                 side.slack += ((jump + slope * steps) * (norm + moved)).sum(1 - axis)
+                side.whole += (slope * norm).sum(1 - axis)
+                side.size += (bent * parts).sum(1 - axis)
         for side, right in zip(sides, truth.gradients(weighed), strict=True):
             side.right = right
         beta.right = -weighed.sum(1)  # a boundary moves against its distances
