@@ -850,6 +850,31 @@ class TestSecondDerivative:
             gradient.sum().backward()
 
 
+class TestTransforms:
+    @each({name: f for name, f in {**TRIPLET_DRAWING, **PAIRS, **MINE}.items() if not name.startswith("nn.")})
+    @pytest.mark.parametrize(
+        ("transform", "words"),
+        [
+            (lambda loss, x: torch.func.jvp(loss, (x,), (x,)), "forward-mode"),
+            (lambda loss, x: torch.func.grad(loss)(x), "by torch.func"),
+            (lambda loss, x: torch.vmap(loss)(x[None]), "torch.func.vmap"),
+            (lambda loss, x: torch.jit.trace(loss, (x,)), "torch.jit.trace"),
+        ],
+        ids=["jvp", "grad", "vmap", "trace"],
+    )
+    @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # jvp warns of torch.jit.script
+    def test_refused_before_anything_is_drawn(self, function, transform, words, emb, labels):
+        if T.backends()["cpu"] != "usable":
+            pytest.skip("the plain torch of the reference has these derivatives")
+
+        def loss(x: torch.Tensor) -> torch.Tensor:
+            result = function(x, labels, negative="random", backend="cpu")
+            return result.d_an.sum() if isinstance(result, tuple) else result
+
+        with refused(RuntimeError, "supports autograd", "torch.compile", words):
+            transform(loss, emb.detach())
+
+
 class TestNothingLeftBehind:
     @pytest.mark.parametrize("name", LOSSES)
     def test_the_next_call_works(self, name, emb, labels, backend):

@@ -1,17 +1,19 @@
-"""The ops as torch sees them: opcheck, torch.compile, the autograd routes, memory safety of direct calls."""
+"""The ops as torch sees them: opcheck, torch.compile, the autograd routes, the transforms that are refused,
+memory safety of direct calls."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 import tripletops as T
 from tripletops import ops
@@ -310,6 +312,203 @@ def test_create_graph_alone_is_harmless():
     assert torch.equal(plain, graphed.detach())
 
 
+# Transforms
+
+
+def dual(function, x, tangent):
+    """By torch.autograd.forward_ad itself."""
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(function(forward_ad.make_dual(x, tangent))).tangent
+
+
+def transposed_hessian(function, x):
+    return torch.autograd.functional.hessian(
+        function, x, vectorize=True, outer_jacobian_strategy="forward-mode"
+    )
+
+
+# What is asked for of a function of x with a scalar value, and what the refusal says of it.
+TRANSFORMS: dict[str, tuple[Callable, str]] = {
+    "make_dual": (lambda f, x: dual(f, x, x.cos()), "forward-mode"),
+    "make_dual of a leaf": (lambda f, x: dual(f, x.clone().requires_grad_(), x.cos()), "forward-mode"),
+    "jvp": (lambda f, x: torch.func.jvp(f, (x,), (x.cos(),)), "forward-mode"),
+    "jacfwd": (lambda f, x: torch.func.jacfwd(f)(x), "forward-mode"),
+    "jacobian": (
+        lambda f, x: torch.autograd.functional.jacobian(f, x, vectorize=True, strategy="forward-mode"),
+        "forward-mode",
+    ),
+    "hessian of autograd": (transposed_hessian, "forward-mode"),
+    "grad": (lambda f, x: torch.func.grad(f)(x), "by torch.func"),
+    "vjp": (lambda f, x: torch.func.vjp(f, x), "by torch.func"),
+    "jacrev": (lambda f, x: torch.func.jacrev(f)(x), "by torch.func"),
+    "hessian": (lambda f, x: torch.func.hessian(f)(x), "by torch.func"),
+    "vmap of grad": (lambda f, x: torch.vmap(torch.func.grad(f))(x.expand(2, *x.shape)), "by torch.func"),
+    "vmap": (lambda f, x: torch.vmap(f)(x.expand(2, *x.shape)), "torch.func.vmap"),
+    "grad of vmap": (
+        lambda f, x: torch.func.grad(lambda x: torch.vmap(f)(x.expand(2, *x.shape)).sum())(x),
+        "torch.func.vmap",
+    ),
+    "trace": (lambda f, x: torch.jit.trace(lambda x: f(x), (x,)), "torch.jit.trace"),
+}
+every_transform = pytest.mark.parametrize("transform", TRANSFORMS)
+
+
+def refused(transform, function, x):
+    run, words = TRANSFORMS[transform]
+    with pytest.raises(RuntimeError, match=f"supports autograd .* and torch.compile; .*{words}"):
+        run(function, x)
+
+
+DIFFERENTIABLE = {
+    "triplet": T.batch_hard_loss,
+    "mine": lambda *given, **rows: T.mine(*given, **rows, positive="easy", negative="hard").d_an.sum(),
+    **{
+        name: lambda *given, function=function, **rows: function(*given, **rows).sum()
+        for name, function in FUNCTIONS.items()
+        if name != "batch_all active"
+    },
+}
+
+
+@every_transform
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+@pytest.mark.parametrize("which", ["emb", "ref_emb"])
+def test_transforms_are_refused(transform, name, which):
+    emb, labels, memory, ids, me, *_ = arguments(ref=True, requires_grad=False)
+    rows = {"ref_emb": memory, "ref_labels": ids, "self_index": me}
+
+    def loss(x):
+        if which == "emb":
+            return DIFFERENTIABLE[name](x, labels, **rows)
+        return DIFFERENTIABLE[name](emb, labels, **{**rows, "ref_emb": x})
+
+    refused(transform, loss, emb if which == "emb" else memory)
+
+
+@every_transform
+@pytest.mark.parametrize("beta", [torch.tensor(1.2), torch.tensor([1.0, 2.0, 3.0, 4.0])], ids=["()", "(C,)"])
+def test_transforms_of_beta_are_refused(transform, beta):
+    emb, labels, *_ = arguments(requires_grad=False)
+    refused(transform, lambda x: T.beta_margin_loss(emb, labels, x, seed=SEED), beta)
+
+
+# Of every op, the arguments that can be transformed.
+TENSORS = {
+    "mine": (0, 2),
+    "triplet_forward": (0, 2),
+    "triplet_backward": (0, 1, 2, 4),
+    "tuples_forward": (0, 2, 15),
+    "tuples_backward": (0, 1, 3, 13, 16),
+}
+
+
+def direct_arguments(name):
+    if name.startswith("tuples"):
+        given = tuples_arguments("beta_margin", ref=True, requires_grad=False)
+        loss, *kept = TUPLES_FORWARD(*given)
+        return tuples_backward_arguments(given, loss, *kept, True, True) if "back" in name else given
+    given = (*arguments(ref=True, requires_grad=False), 0, 0, 5.0, 1.0)
+    loss, picks, terms = FORWARD(*given)
+    gradient = loss, given[0], given[2], picks, terms, 0, True, True
+    return {"mine": given[:12], "triplet_forward": given, "triplet_backward": gradient}[name]
+
+
+@every_transform
+@pytest.mark.parametrize("name", TENSORS)
+@pytest.mark.parametrize("prefix", ["", "triton_"])
+def test_transforms_of_direct_calls_are_refused(transform, name, prefix):
+    if TRANSFORMS[transform][1] == "torch.func.vmap" and "backward" in name:
+        return  # that is how torch takes many gradients at once
+    op, given = getattr(torch.ops.tripletops, prefix + name).default, direct_arguments(name)
+    for position in TENSORS[name]:
+
+        def total(x, position=position):
+            result = op(*given[:position], x, *given[position + 1 :])
+            return sum(part.sum() for part in result if part.is_floating_point())
+
+        refused(transform, total, given[position])
+
+
+@pytest.mark.parametrize("function", [T.batch_hard_loss, T.batch_all_loss, T.contrastive_loss])
+def test_tangents_of_what_arrives_at_the_loss_are_not_lost(function):
+    """Backward is linear in it: dropping its tangent would be as wrong as dropping that of a row."""
+    emb, labels, *_ = arguments()
+    loss = function(emb, labels)
+
+    def gradient(arrives):
+        return torch.autograd.grad(loss, emb, arrives, retain_graph=True)[0].sum()
+
+    for transform in ("make_dual", "jvp"):
+        refused(transform, gradient, torch.ones(()))
+
+
+@pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
+@pytest.mark.parametrize("transform", ["make_dual", "jvp", "grad", "vmap"])
+def test_transforms_are_refused_in_compiled_programs(transform, compiler):
+    """Whoever is inside: what is transformed by torch may be compiled, and what is compiled transformed."""
+    run, words = TRANSFORMS[transform]
+    emb, labels, *_ = arguments(requires_grad=False)
+    for function in (T.batch_hard_loss, T.batch_all_loss, DIFFERENTIABLE["mine"]):
+        with pytest.raises(RuntimeError, match=words):
+            torch.compile(partial(run, partial(function, labels=labels)), backend=compiler)(emb)
+        torch.compiler.reset()
+        with pytest.raises(RuntimeError, match=words):
+            run(torch.compile(partial(function, labels=labels), backend=compiler), emb)
+        torch.compiler.reset()
+
+
+@pytest.mark.parametrize("function", [T.batch_hard_loss, T.batch_all_loss])
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_many_gradients_at_once(function, create_graph):
+    emb, labels, *_ = arguments()
+    loss = function(emb, labels, margin=3.0, reduction="none")
+    weights = torch.arange(39.0).reshape(3, 13).sin()
+    gradient = partial(torch.autograd.grad, loss, emb, retain_graph=True)
+    expected = torch.stack([gradient(weight)[0] for weight in weights])
+    (given,) = gradient(weights, is_grads_batched=True, create_graph=create_graph)
+    assert torch.equal(given, expected)
+
+
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_what_is_not_transformed_passes(name):
+    """A transform of other tensors, or of other outputs, is none of ours."""
+    emb, labels, *_ = arguments()
+    function = partial(DIFFERENTIABLE[name], labels=labels)
+    expected = function(emb)
+    with forward_ad.dual_level():
+        forward_ad.make_dual(torch.ones(3), torch.ones(3))
+        assert torch.equal(function(emb), expected)
+    weight = torch.tensor(3.0)
+    slope, value = torch.func.grad(lambda w: (w.square(), function(emb)), has_aux=True)(weight)
+    assert slope == 6
+    assert torch.equal(value, expected)
+    if name != "mine":  # autograd outside of the transform goes on
+        assert torch.equal(torch.autograd.grad(value, emb)[0], torch.autograd.grad(expected, emb)[0])
+    detached, rows = torch.func.grad(lambda x: x.sum() + function(x.detach())), emb.detach()
+    assert torch.equal(detached(rows), torch.ones_like(rows))
+    assert torch.equal(torch.func.functionalize(function)(rows), expected)
+    with forward_ad.dual_level():
+        primal = forward_ad.unpack_dual(forward_ad.make_dual(rows, rows)).primal
+        assert torch.equal(function(primal), expected)
+
+
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_the_reference_has_the_derivatives(name):
+    emb, labels, *_ = arguments(dtype=torch.float64)
+    function = partial(DIFFERENTIABLE[name], labels=labels, backend="reference")
+    rows, tangent = emb.detach(), emb.detach().cos()
+    if name == "mine":
+        assert torch.func.jvp(function, (rows,), (tangent,))[1] != 0
+        return
+    (gradient,) = torch.autograd.grad(function(emb), emb)
+    assert gradient.any()
+    torch.testing.assert_close(torch.func.grad(function)(rows), gradient)
+    torch.testing.assert_close(dual(function, rows, tangent), (gradient * tangent).sum())
+    torch.testing.assert_close(torch.func.jvp(function, (rows,), (tangent,))[1], (gradient * tangent).sum())
+    for transform in ("vmap", "trace"):
+        refused(transform, function, rows)
+
+
 def test_nothing_of_size_n_by_n_is_saved():
     count, width = 300, 8
     saved = []
@@ -402,13 +601,13 @@ def test_self_index_out_of_range_is_harmless_in_the_kernel():
     assert torch.equal(picks, MINE(*given)[0])
 
 
-TRITON = ops._OPS["triton"]
+TRITON = ops._Ops(*(op.overload for op in ops._OPS["triton"]))
 
 
 @pytest.fixture
 def kernels(monkeypatch) -> SimpleNamespace:
     """What triton's ops run: here the CPU kernels, since this is about what torch does around them."""
-    kernels = SimpleNamespace(**ops._OPS["cpu"]._asdict())
+    kernels = SimpleNamespace(**{name: op.overload for name, op in ops._OPS["cpu"]._asdict().items()})
     monkeypatch.setitem(sys.modules, "tripletops.backends.triton", kernels)
     monkeypatch.setattr(import_module("tripletops.backends"), "triton", kernels, raising=False)
     return kernels
@@ -421,7 +620,7 @@ def doubled(backward):
 class TestTriton:
     @pytest.mark.parametrize("name", ops._Ops._fields)
     def test_same_signature(self, name):
-        cpu, triton = (getattr(handles, name) for handles in ops._OPS.values())
+        cpu, triton = (getattr(handles, name).overload for handles in ops._OPS.values())
         assert str(triton._schema) == str(cpu._schema).replace(f"::{name}", f"::triton_{name}")
         assert set(triton.tags) - set(cpu.tags) == {torch.Tag.cudagraph_unsafe}
 

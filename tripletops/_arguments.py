@@ -15,7 +15,17 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from tripletops.ops import DISTANCE, LOSS, NEGATIVE, OBJECTIVE, POSITIVE, REDUCTION, compute_type
+from tripletops.ops import (
+    DISTANCE,
+    LOSS,
+    NEGATIVE,
+    OBJECTIVE,
+    POSITIVE,
+    REDUCTION,
+    compute_type,
+    refuse_derivatives,
+    refuse_tracing_and_vmap,
+)
 
 _Value = TypeVar("_Value")
 Rows: TypeAlias = "tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, int | None]"
@@ -151,6 +161,7 @@ def encode_beta(beta: float | Tensor, rows: Rows) -> Tensor:
     count, dtype = emb.shape[0], compute_type(emb)
     if not isinstance(beta, Tensor):
         return torch.full((count,), _as_float("beta", beta), dtype=dtype, device=emb.device)
+    refuse_tracing_and_vmap(beta)
     _check_tensor("beta", beta)
     if beta.dtype not in _FLOATS:
         raise TypeError(f"beta must be float16, bfloat16, float32 or float64, got {beta.dtype}")
@@ -196,6 +207,7 @@ def encode_rows(
     ignore_label: int | None,
 ) -> Rows:
     """The tensors of a call and the label to ignore, in the order of the functions of `ops`."""
+    refuse_tracing_and_vmap(emb, labels, ref_emb, ref_labels, self_index)
     given_labels = labels
     emb, labels = _embeddings_and_labels("emb", emb, "labels", labels)
     if ignore_label is not None:
@@ -227,7 +239,9 @@ def draw_seed(
     negative: str,
     generator: torch.Generator | None,
     seed: int | Tensor | None,
-    device: torch.device,
+    backend: str,
+    emb: Tensor,
+    *others: Tensor | None,
 ) -> Tensor | None:
     """The seed of the random rules, an int64 tensor (), or None where no rule is random.
 
@@ -239,15 +253,17 @@ def draw_seed(
     if seed is not None:
         if generator is not None:
             raise ValueError(f"generator and seed={seed!r} exclude each other: give one of them")
-        seed = _as_seed(seed, device)
+        seed = _as_seed(seed, emb.device)
     elif generator is not None and not isinstance(generator, torch.Generator):
         raise TypeError(f"generator must be a torch.Generator, got {_type(generator)}")
     if not is_random:
         return None
     if seed is None:
-        source = device if generator is None else generator.device
+        if backend != "reference" and not torch.compiler.is_compiling():
+            refuse_derivatives(emb, *others)  # the op would too, after the draw
+        source = emb.device if generator is None else generator.device
         # All of int64 but its largest number, since randint leaves the upper bound out.
-        seed = torch.randint(-(2**63), 2**63 - 1, (), generator=generator, device=source).to(device)
+        seed = torch.randint(-(2**63), 2**63 - 1, (), generator=generator, device=source).to(emb.device)
     return seed
 
 

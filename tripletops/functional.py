@@ -124,8 +124,9 @@ def triplet_loss(
 
     Returns:
         A scalar, or (N,) for ``reduction="none"``; float32, or float64 for float64 embeddings. Differentiable
-        once, in ``emb`` and ``ref_emb``. NaN, and so is every gradient, where a row that is not ignored is
-        not finite.
+        once, in ``emb`` and ``ref_emb``, by autograd; forward mode, the transforms of torch.func and
+        torch.jit.trace are refused. (``backend="reference"`` has derivatives of any order, by forward mode
+        and torch.func too.) NaN, and so is every gradient, where a row that is not ignored is not finite.
     """
     options = encode_loss(
         positive, negative, distance, cutoff, nonzero_loss_cutoff, loss, reduction, margin, temperature
@@ -133,9 +134,8 @@ def triplet_loss(
     emb, labels, ref_emb, ref_labels, self_index, ignore_label = encode_rows(
         emb, labels, ref_emb, ref_labels, self_index, ignore_label
     )
-    device = emb.device
-    backend = resolve(backend, device)
-    drawn = draw_seed(positive, negative, generator, seed, device)
+    backend = resolve(backend, emb.device)
+    drawn = draw_seed(positive, negative, generator, seed, backend, emb, ref_emb)
     if backend != "reference":
         return ops.triplet_loss(
             backend, emb, labels, ref_emb, ref_labels, self_index, ignore_label, drawn, *options
@@ -302,10 +302,9 @@ def mine(
     emb, labels, ref_emb, ref_labels, self_index, ignore_label = encode_rows(
         emb, labels, ref_emb, ref_labels, self_index, ignore_label
     )
-    device = emb.device
-    backend = resolve(backend, device)
-    drawn = draw_seed(positive, negative, generator, seed, device)
-    anchor = torch.arange(emb.shape[0], device=device)
+    backend = resolve(backend, emb.device)
+    drawn = draw_seed(positive, negative, generator, seed, backend, emb, ref_emb)
+    anchor = torch.arange(emb.shape[0], device=emb.device)
     if backend != "reference":
         picks, distances = ops.mine(
             backend, emb, labels, ref_emb, ref_labels, self_index, ignore_label, drawn, *rules
@@ -597,7 +596,7 @@ def _tuples_loss(
     backend = resolve(backend, emb.device)
     drawn = None
     if "negative" in words:  # else there is nothing to draw
-        drawn = draw_seed(words["positive"], words["negative"], generator, seed, emb.device)
+        drawn = draw_seed(words["positive"], words["negative"], generator, seed, backend, emb, ref_emb, beta)
         words["seed"] = drawn
     if backend != "reference":
         return ops.tuples_loss(backend, *rows, drawn, *codes, beta)

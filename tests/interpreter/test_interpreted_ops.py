@@ -1,4 +1,4 @@
-"""Triton's ops as torch sees them: opcheck, torch.compile, the second derivative, bad input."""
+"""Triton's ops as torch sees them: opcheck, torch.compile, derivatives that are refused, bad input."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from test_ops import (
     arguments,
     nothing_compiled,  # noqa: F401  (a fixture that runs by itself)
     pytestmark,  # noqa: F401
+    refused,
     tuples_arguments,
     tuples_backward_arguments,
 )
@@ -149,6 +150,13 @@ def test_a_second_derivative_is_refused(name):
         (gradient,) = torch.autograd.grad(loss.sum(), wanted, create_graph=True)
         with pytest.raises(RuntimeError, match="first order only"):
             gradient.square().sum().backward()
+
+
+@pytest.mark.parametrize("transform", ["make_dual", "jvp", "grad", "vmap", "trace"])
+@pytest.mark.parametrize("name", ["hard+hard", "batch_all", "beta_margin"])
+def test_transforms_are_refused(name, transform):
+    emb, labels, *_ = here(arguments(requires_grad=False))
+    refused(transform, partial(here(EVERY_FUNCTION[name]), labels=labels), emb)
 
 
 # Bad input
