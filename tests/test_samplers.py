@@ -1,10 +1,13 @@
-"""The samplers: what a batch and an epoch hold, that they can be repeated, and how processes share them."""
+"""The samplers: what a batch and an epoch hold, how they are repeated and resumed, and how processes share
+them."""
 
 from __future__ import annotations
 
+import copy
+import pickle
 import time
 from collections import Counter
-from itertools import chain
+from itertools import chain, islice
 
 import pytest
 import torch
@@ -125,7 +128,194 @@ def test_seed_and_epoch_decide_every_batch(which):
     assert epochs == [epoch(seed, number) for seed in range(3) for number in range(3)]
     assert len({str(batches) for batches in epochs}) == 9
     sampler = both(seed=2)[which]
-    assert list(sampler) == list(sampler) == epochs[6]  # until the epoch is set to another
+    assert [list(sampler) for _ in range(3)] == epochs[6:]  # nobody need set the epoch
+
+
+every_sampler = pytest.mark.parametrize("which", [0, 1], ids=["PKSampler", "GroupSampler"])
+
+
+def epochs_of(which, numbers):
+    """The batches of these epochs, each chosen in a sampler of its own."""
+    batches = []
+    for number in numbers:
+        sampler = both()[which]
+        sampler.set_epoch(number)
+        batches.append(list(sampler))
+    return batches
+
+
+@every_sampler
+class TestEpochs:
+    def test_an_epoch_that_is_set_wins(self, which):
+        sampler = both()[which]
+        list(sampler)
+        for number in (5, 5, 0, -3):
+            sampler.set_epoch(number)
+            assert [list(sampler), list(sampler)] == epochs_of(which, [number, number + 1])
+
+    def test_an_iterator_that_nobody_uses_is_no_epoch(self, which):
+        sampler = both()[which]
+        unused = [iter(sampler) for _ in range(3)]
+        assert [list(sampler), list(sampler)] == epochs_of(which, [0, 1])
+        assert list(unused[1]) == epochs_of(which, [2])[0]
+
+    def test_an_epoch_that_is_cut_short_is_one(self, which):
+        sampler = both()[which]
+        cut = [list(islice(sampler, 2)) for _ in range(3)]
+        assert cut == [batches[:2] for batches in epochs_of(which, range(3))]
+
+    def test_several_at_once(self, which):
+        sampler = both()[which]
+        pairs = list(zip(sampler, sampler, strict=True))
+        assert [list(batches) for batches in zip(*pairs, strict=True)] == epochs_of(which, [0, 1])
+
+    @pytest.mark.parametrize(
+        "workers", [{}, {"num_workers": 1}, {"num_workers": 1, "persistent_workers": True}]
+    )
+    def test_in_a_loader(self, which, workers):
+        rows = TensorDataset(torch.arange(60))
+        loader = DataLoader(rows, batch_sampler=both()[which], **workers)
+        given = [[batch.tolist() for (batch,) in loader] for _ in range(3)]
+        assert given == epochs_of(which, range(3))
+
+    def test_resumed_at_every_batch(self, which):
+        expected = list(chain(*epochs_of(which, range(3))))
+        sampler = both()[which]
+        states = [sampler.state_dict()]
+        for _ in range(2):
+            for _ in sampler:
+                states.append(sampler.state_dict())
+        for place, state in enumerate(states):
+            resumed = both()[which]
+            resumed.load_state_dict(copy.deepcopy(state))
+            assert resumed.state_dict() == state
+            rest = list(chain(*(list(resumed) for _ in range(4))))
+            assert rest[: len(expected) - place] == expected[place:]
+
+    def test_between_two_epochs_the_next_one_is_resumed(self, which):
+        for batches in (None, 2):
+            sampler, resumed = both()[which], both()[which]
+            list(islice(sampler, batches))
+            resumed.load_state_dict(pickle.loads(pickle.dumps(sampler)).state_dict())
+            assert [list(resumed)] == [list(sampler)] == epochs_of(which, [1])
+            sampler.set_epoch(7)
+            assert sampler.state_dict() == {"epoch": 7, "batch": 0}
+
+    def test_a_resumed_epoch_may_be_set(self, which):
+        """As trainers do, which know the epoch and not the batch; another epoch begins at its beginning."""
+        sampler, resumed, other = (both()[which] for _ in range(3))
+        state = [sampler.state_dict() for _ in islice(sampler, 2)][1]
+        for loaded, epoch in ((resumed, 0), (other, 1)):
+            loaded.load_state_dict(state)
+            loaded.set_epoch(epoch)
+        assert list(resumed) == epochs_of(which, [0])[0][2:]
+        assert list(other) == epochs_of(which, [1])[0]
+
+    def test_an_epoch_that_is_set_after_it_began(self, which):
+        """By a trainer whose loader asked for batches ahead of time."""
+        sampler = both()[which]
+        ahead = iter(sampler)
+        next(ahead)
+        sampler.set_epoch(0)
+        next(ahead)
+        assert sampler.state_dict() == {"epoch": 0, "batch": 2}
+        sampler.set_epoch(4)
+        assert sampler.state_dict() == {"epoch": 4, "batch": 0}
+
+    @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+    @pytest.mark.parametrize("workers", [0, 1])
+    def test_in_a_loader_that_can_be_resumed(self, which, workers):
+        from torchdata.stateful_dataloader import StatefulDataLoader
+
+        def loader():
+            rows = TensorDataset(torch.arange(60))
+            return StatefulDataLoader(rows, batch_sampler=both()[which], num_workers=workers)
+
+        expected = list(chain(*epochs_of(which, range(3))))
+        length = len(both()[which])
+        for place in (2, length, length + 1):
+            interrupted, resumed = loader(), loader()
+            batches = chain(interrupted, interrupted)
+            assert [batch.tolist() for (batch,) in islice(batches, place)] == expected[:place]
+            resumed.load_state_dict(interrupted.state_dict())
+            rest = [batch.tolist() for (batch,) in chain(resumed, resumed, resumed)]
+            assert rest[: len(expected) - place] == expected[place:]
+
+
+# Lightning's own: it uses what torch no longer wants used, and advises to have more workers.
+@pytest.mark.filterwarnings(
+    r"ignore:`isinstance\(treespec, LeafSpec\)` is deprecated:FutureWarning",
+    "ignore:The 'train_dataloader' does not have many workers",
+)
+@every_sampler
+class TestLightning:
+    @pytest.fixture
+    def fit(self, which, tmp_path, one_thread):
+        """Train for `epochs` epochs in all, and return the batches of each, by its number."""
+        import lightning
+
+        class Model(lightning.LightningModule):
+            def __init__(self) -> None:
+                super().__init__()
+                self.weight = torch.nn.Parameter(torch.ones(()))
+                self.seen: dict[int, list[list[int]]] = {}
+
+            def training_step(self, batch, _):
+                self.seen.setdefault(self.current_epoch, []).append(batch[0].tolist())
+                return self.weight.square()
+
+            def configure_optimizers(self):
+                return torch.optim.SGD(self.parameters(), 0.1)
+
+        class Data(lightning.LightningDataModule):
+            def __init__(self, workers) -> None:
+                super().__init__()
+                self.sampler, self.workers = both()[which], workers
+
+            def train_dataloader(self):
+                rows = TensorDataset(torch.arange(60))
+                return DataLoader(rows, batch_sampler=self.sampler, num_workers=self.workers)
+
+            def state_dict(self):
+                return self.sampler.state_dict()
+
+            def load_state_dict(self, state) -> None:
+                self.sampler.load_state_dict(state)
+
+        def fit(epochs, checkpoint=None, workers=None, **options):
+            model = Model()
+            trainer = lightning.Trainer(
+                accelerator="cpu",
+                max_epochs=epochs,
+                default_root_dir=tmp_path,
+                logger=False,
+                enable_checkpointing=False,
+                enable_progress_bar=False,
+                enable_model_summary=False,
+                **options,
+            )
+            data = {"train_dataloaders": Data(workers=0).train_dataloader()}
+            if workers is not None:
+                data = {"datamodule": Data(workers)}
+            trainer.fit(model, **data, ckpt_path=checkpoint, weights_only=True)
+            trainer.save_checkpoint(tmp_path / "last.ckpt")
+            return model.seen
+
+        return fit
+
+    def test_every_epoch_has_its_own_batches(self, which, fit):
+        assert fit(3) == dict(enumerate(epochs_of(which, range(3))))
+
+    def test_so_has_an_epoch_that_is_cut_short(self, which, fit):
+        expected = [batches[:2] for batches in epochs_of(which, range(3))]
+        assert fit(3, limit_train_batches=2) == dict(enumerate(expected))
+
+    @pytest.mark.parametrize("workers", [None, 0, 1])
+    def test_a_resumed_run_goes_on_with_the_next_epoch(self, which, workers, fit, tmp_path):
+        """By itself, or by a data module's state: with workers, Lightning says the epoch after it began."""
+        fit(2, workers=workers)
+        resumed = fit(4, checkpoint=tmp_path / "last.ckpt", workers=workers)
+        assert resumed == dict(zip((2, 3), epochs_of(which, (2, 3)), strict=True))
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -141,7 +331,9 @@ def test_a_loader_takes_them_as_batch_samplers():
     labels = torch.arange(60) % 6
     for sampler in both():
         loader = DataLoader(TensorDataset(labels), batch_sampler=sampler)
-        assert [batch.tolist() for (batch,) in loader] == [labels[batch].tolist() for batch in sampler]
+        given = [batch.tolist() for (batch,) in loader]
+        sampler.set_epoch(0)
+        assert given == [labels[batch].tolist() for batch in sampler]
 
 
 @pytest.mark.parametrize(
@@ -183,3 +375,8 @@ def test_large_epochs_start_at_once(labels, p, k):
 def test_refusals(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_an_epoch_is_an_integer():
+    with pytest.raises(TypeError, match=r"epoch must be an int, got 1\.0"):
+        PKSampler(LABELS, 2, 1).set_epoch(1.0)

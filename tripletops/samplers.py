@@ -3,13 +3,20 @@
 A batch-mining loss needs several rows of a class in one batch, and of several classes. Both samplers yield
 the rows' numbers, one list a batch, the rows of a class side by side. The batches of an epoch depend on the
 labels, the options, `seed` and the epoch alone: not on torch's global random state, nor on the process.
+
+Every iteration is an epoch of its own: the first one 0 and each the next one, unless `set_epoch` says which.
+`state_dict` holds the place in an epoch, so that a run can go on where it was interrupted.
 """
 
 from __future__ import annotations
 
 import hashlib
+import numbers
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
@@ -17,6 +24,14 @@ from torch.utils.data import Sampler
 
 # Batches of a PKSampler that are drawn together: enough to forget the calls' cost, few enough to stay small.
 _BLOCK = 64
+
+
+@dataclass
+class _Place:
+    """A place in the sequence of all batches: an epoch, and how many of its batches come before."""
+
+    epoch: int
+    batch: int
 
 
 class _BalancedSampler(Sampler[list[int]]):
@@ -55,20 +70,57 @@ class _BalancedSampler(Sampler[list[int]]):
                 f"{names[0]} ({classes}) must not exceed the number of classes ({len(self._sizes)})"
             )
         self._classes, self._rows = classes, rows
-        self._seed, self._epoch = seed, 0
+        self._seed = seed
         self._num_replicas, self._rank = num_replicas, rank
+        self._next = _Place(epoch=0, batch=0)  # where the next iteration begins
+        self._current: _Place | None = None  # where the last one is, if it is not over
+
+    @property
+    def sampler(self) -> _BalancedSampler:
+        """Itself: as torch's batch sampler has a `sampler`, trainers look there for a `set_epoch` to call."""
+        return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that is iterated over next: without it, every epoch has the batches of epoch 0."""
-        self._epoch = epoch
+        """Choose the epoch that is iterated over next. After it comes the next one, unless one is set again.
+
+        An epoch that `load_state_dict` left at some batch goes on there.
+        """
+        epoch = _integer("epoch", epoch)
+        if epoch != self._next.epoch:
+            self._next = _Place(epoch, batch=0)
+        # A loader with workers may have begun the epoch before a trainer says which it is.
+        if self._current is not None and self._current.epoch != epoch:
+            self._current = None
+
+    def state_dict(self) -> dict[str, int]:
+        """The epoch, and the number of its batches that were yielded.
+
+        It is that of the iteration under way; if there is none, that of the next one. A plain DataLoader with
+        workers asks for batches ahead of time, and is therefore ahead of what a training has seen.
+        """
+        place = self._current or self._next
+        return {"epoch": place.epoch, "batch": place.batch}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next iteration begin where `state_dict` was."""
+        self._next = _Place(_integer("epoch", state["epoch"]), _integer("batch", state["batch"]))
+        self._current = None
 
     def __iter__(self) -> Iterator[list[int]]:
+        # This runs only when a first batch is asked for: an iterator that nobody uses is no epoch.
+        current = self._current = self._next
+        self._next = _Place(current.epoch + 1, batch=0)
         # The digest keeps epoch 1 of seed 0 apart from epoch 0 of seed 1; of a seed, torch uses 32 bits.
-        digest = hashlib.blake2b(f"{self._seed} {self._epoch}".encode(), digest_size=4).digest()
+        digest = hashlib.blake2b(f"{self._seed} {current.epoch}".encode(), digest_size=4).digest()
         generator = Generator().manual_seed(int.from_bytes(digest, "little"))
         share = self._classes // self._num_replicas * self._rows
-        for batch in self._batches(generator):
-            yield batch[self._rank * share : (self._rank + 1) * share].tolist()
+        try:
+            for batch in islice(self._batches(generator), current.batch, None):
+                current.batch += 1
+                yield batch[self._rank * share : (self._rank + 1) * share].tolist()
+        finally:  # also if the rest of the epoch is not wanted
+            if self._current is current:
+                self._current = None
 
     @abstractmethod
     def _batches(self, generator: Generator) -> Iterator[Tensor]:
@@ -88,7 +140,7 @@ class PKSampler(_BalancedSampler):
         p: classes in a batch.
         k: rows of each class in a batch.
         batches: batches in an epoch.
-        seed: with the epoch (`set_epoch`) it decides every batch.
+        seed: with the epoch it decides every batch.
         num_replicas: processes that share each batch; it must divide `p`.
         rank: which of them this is. Rank r yields the r-th share of every batch, whole classes; the ranks'
             shares one after the other are the batch that one process alone would get.
@@ -136,7 +188,7 @@ class GroupSampler(_BalancedSampler):
         labels: the class of every row: (N,) integers, any values.
         n: rows in a group.
         classes: groups in a batch, each of another class.
-        seed: with the epoch (`set_epoch`) it decides every batch.
+        seed: with the epoch it decides every batch.
         num_replicas: processes that share each batch; it must divide `classes`.
         rank: which of them this is, as in `PKSampler`.
     """
@@ -193,6 +245,12 @@ class GroupSampler(_BalancedSampler):
         out = owners[torch.randperm(len(owners), generator=generator)[:surplus]]
         dealt: Tensor = self._groups - out.bincount(minlength=len(self._groups))
         return dealt
+
+
+def _integer(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"{name} must be an int, got {value!r}")
+    return int(value)
 
 
 def _draw(sizes: Tensor, count: int, generator: Generator) -> Tensor:
