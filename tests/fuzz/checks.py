@@ -430,7 +430,7 @@ def check_promised(truth: Truth, actual: Tensor, allowed: Allowed, added: int, w
     kind, value = torch.finfo(actual.dtype), real(actual)
     off, whole = (part[:, None] if actual.dim() == 2 else part for part in (allowed.off, allowed.whole))
     roundings = 4 + 2 * math.sqrt(added) if truth.type.bits == 64 else 4
-    rounding = roundings * kind.eps * np.abs(allowed.right) + Real(kind.smallest_normal) * kind.eps
+    rounding = roundings * kind.eps * (np.abs(allowed.right) + off) + Real(kind.smallest_normal) * kind.eps
     if what == "loss" or (INTERPRETED and actual.dtype is torch.bfloat16):  # see cases.py
         rounding = rounding + Real(kind.smallest_normal)
     off = off + np.where((whole > 0) | (off > 0), rounding, 0)
