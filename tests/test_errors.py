@@ -995,4 +995,8 @@ class TestAccepted:
         emb, labels = torch.eye(5), torch.tensor([0, 0, 1, 2, 2])
         triplets = T.mine(emb, labels, positive="hard", negative="hard", ignore_label=2, backend=backend)
         assert triplets.valid.tolist() == [True, True, False, False, False]
+        indices = triplets.indices()
+        assert type(indices) is tuple
+        expected = [part[:2].tolist() for part in triplets[:3]]
+        assert [part.tolist() for part in indices] == expected
         assert triplets.d_ap.isnan().tolist() == [False, False, True, True, True]

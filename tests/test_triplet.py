@@ -44,6 +44,9 @@ from helpers import (
     run_loss,
 )
 from hypothesis import strategies as st
+from pytorch_metric_learning.distances import LpDistance
+from pytorch_metric_learning.losses import TripletMarginLoss
+from pytorch_metric_learning.reducers import MeanReducer
 from scipy.stats import chisquare
 from torch import Tensor
 
@@ -534,6 +537,29 @@ def test_gradcheck(positive, negative, distance):
                 )
 
             assert torch.autograd.gradcheck(call, inputs)
+
+
+# For other libraries
+
+
+@pytest.mark.parametrize("candidates", [False, True])
+def test_triplets_for_the_losses_of_others(candidates):
+    """That of pytorch-metric-learning gives the same value; it would take -1 for the last row."""
+    batch = random_batch(23, 6, 19 if candidates else None, classes=5, with_self=False)
+    batch.labels[7] = 99  # an anchor without a positive
+    emb = batch.emb.requires_grad_()
+    ref = {"ref_emb": batch.ref_emb, "ref_labels": batch.ref_labels} if candidates else {}
+    rules = {"positive": "easy", "negative": "semihard"}
+    triplets = T.mine(emb, batch.labels, **rules, **ref)
+    assert not triplets.valid[7]
+    theirs = TripletMarginLoss(
+        margin=0.5, distance=LpDistance(normalize_embeddings=False), reducer=MeanReducer()
+    )
+    given = theirs(emb, batch.labels, triplets.indices(), **ref)
+    expected = T.triplet_loss(emb, batch.labels, **rules, **ref, margin=0.5)
+    torch.testing.assert_close(given, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(loss, emb)[0] for loss in (given, expected)))
+    assert not torch.isclose(theirs(emb, batch.labels, triplets[:3], **ref), expected)
 
 
 # Short names

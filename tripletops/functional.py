@@ -51,6 +51,15 @@ class Triplets(NamedTuple):
         """(N,) bool: the anchors that have both a positive and a negative."""
         return (self.positive >= 0) & (self.negative >= 0)
 
+    def indices(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Anchor, positive and negative of the valid anchors alone.
+
+        This is what the losses of other libraries take, and what a tensor can be indexed with: there, -1
+        would stand for the last row.
+        """
+        valid = self.valid
+        return self.anchor[valid], self.positive[valid], self.negative[valid]
+
 
 def triplet_loss(
     emb: Tensor,
@@ -87,7 +96,8 @@ def triplet_loss(
 
     Args:
         emb: (N, D) embeddings, one row an anchor; float16, bfloat16, float32 or float64, any strides. Half
-            precision is computed in float32, and the gradient comes in the type of ``emb``.
+            precision is computed in float32, and the gradient comes in the type of ``emb``. Rows are not
+            normalised, but for the cosine.
         labels: (N,) class ids of any integer dtype, any values.
         positive: ``"hard"`` the farthest positive (HP), ``"easy"`` the nearest (EP), ``"random"`` a uniform
             one.
@@ -286,6 +296,8 @@ def mine(
     backend: str | None = None,
 ) -> Triplets:
     """Pick one positive and one negative for every anchor; no gradient flows through the result.
+
+    To hand the triplets to a loss of another library, take `Triplets.indices`.
 
     Args:
         emb: (N, D) embeddings, one row an anchor.
