@@ -129,6 +129,7 @@ def test_cosine_by_hand():
 def test_recall_by_hand():
     assert recall_at_k(LINE, LINE_LABELS) == {1: 0.4, 2: 0.8, 4: 1, 8: 1}
     assert recall_at_k(LINE, LINE_LABELS, [3, 1]) == {3: 0.8, 1: 0.4}
+    assert recall_at_k(LINE, LINE_LABELS, 1) == recall_at_k(LINE, LINE_LABELS, np.int64(1)) == {1: 0.4}
 
 
 def test_map_at_r_by_hand():
@@ -493,6 +494,9 @@ ROWS, LABELS = torch.ones(4, 3), torch.zeros(4, dtype=torch.int64)
         (lambda: nearest(ROWS, True), TypeError, "k must be an int, got True"),
         (lambda: nearest(ROWS, 1, distance="manhattan"), ValueError, "'manhattan' is not one of 'euclidean'"),
         (lambda: recall_at_k(ROWS, LABELS, [1, -2]), ValueError, "k=-2"),
+        (lambda: recall_at_k(ROWS, LABELS, 0), ValueError, "k=0: must be 1 or greater"),
+        (lambda: recall_at_k(ROWS, LABELS, 1.0), TypeError, r"k must be an int, got 1\.0"),
+        (lambda: recall_at_k(ROWS, LABELS, "1"), TypeError, "k must be an int, got '1'"),
         (lambda: recall_at_k(ROWS, LABELS[:3]), ValueError, r"\(4, 3\) and labels of shape \(3,\)"),
         (lambda: recall_at_k(ROWS, LABELS.float()), TypeError, "labels must be of an integer dtype"),
         (lambda: recall_at_k(ROWS, LABELS, ref_emb=ROWS), ValueError, "without ref_labels"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
+import re
 from collections.abc import Callable
 from functools import partial
 from math import inf, nan
@@ -220,6 +221,31 @@ def test_a_mistake_fails_at_construction(module, function, option, value, kind):
         return
     with pytest.raises(kind, match=option):
         module(**{option: value})
+
+
+@every_module
+def test_options_are_asked_for_by_keyword(module, function):
+    parameters = inspect.signature(module).parameters.values()
+    options = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+    allowed = [p.default for p in parameters if p.kind is not p.KEYWORD_ONLY]
+    name, option = module.__name__, "margin" if "margin" in options else options[0]
+    words = f"{name} takes its options by keyword, as in {name}({option}=0.5), got 0.5; they are "
+    for given in ((0.5,), (0.5, 1.5)):
+        with pytest.raises(TypeError, match=re.escape(words + ", ".join(options)) + "$"):
+            module(*allowed, *given)
+    with pytest.raises(
+        TypeError, match=re.escape(f"({option}={module().__dict__[option]!r}), got 'cosine'; ")
+    ):
+        module(*allowed, "cosine")
+    module(*allowed)
+
+
+def test_modules_of_others_take_what_they_like():
+    class Mine(T.nn.BatchHardLoss):
+        def __init__(self, margin: float) -> None:
+            super().__init__(margin=margin)
+
+    assert Mine(0.75).margin == 0.75
 
 
 def test_rules_are_checked_at_construction():

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import numbers
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from math import frexp, inf, nan
 from typing import NamedTuple
@@ -85,7 +85,7 @@ def nearest(
 def recall_at_k(
     emb: Tensor,
     labels: Tensor,
-    k: Sequence[int] = (1, 2, 4, 8),
+    k: int | Sequence[int] = (1, 2, 4, 8),
     *,
     ref_emb: Tensor | None = None,
     ref_labels: Tensor | None = None,
@@ -100,13 +100,13 @@ def recall_at_k(
     Args:
         emb: (N, D) queries.
         labels: (N,) their integer class ids.
-        k: the numbers of neighbours to look at.
+        k: the numbers of neighbours to look at, or one number.
         ref_emb, ref_labels: (M, D) and (M,), the gallery; None: the queries themselves, each of which is left
             out of its own neighbours.
         distance, use_faiss: as in `nearest`.
     """
     emb, labels, ref_emb, ref_labels = _labelled(emb, labels, ref_emb, ref_labels)
-    counts = [_count("k", number) for number in k]
+    counts = [_count("k", number) for number in (k if isinstance(k, Iterable) else (k,))]
     hits = torch.zeros(max(counts, default=1), dtype=torch.int64, device=emb.device)
     start = 0
     for _, indices in _search(emb, ref_emb, len(hits), distance, use_faiss):

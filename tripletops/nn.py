@@ -6,14 +6,40 @@ checks it anew.
 
 from __future__ import annotations
 
+import inspect
+import numbers
 from collections.abc import Callable
-from typing import Any, ClassVar
+from functools import wraps
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
 from tripletops import functional
+
+_Init = TypeVar("_Init", bound=Callable[..., None])
+
+
+def _by_keyword(init: _Init) -> _Init:
+    """Let a positional argument too many be answered with the keyword to write."""
+    _, *parameters = inspect.signature(init).parameters.values()
+    options = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    allowed = len(parameters) - len(options)
+    example = "margin" if "margin" in options else next(iter(options))
+
+    @wraps(init)
+    def checked(self: Module, *arguments: Any, **keywords: Any) -> None:
+        if len(arguments) > allowed:
+            name, value = type(self).__name__, arguments[allowed]
+            shown = value if isinstance(value, numbers.Real) else options[example]
+            raise TypeError(
+                f"{name} takes its options by keyword, as in {name}({example}={shown!r}), got {value!r}; "
+                f"they are {', '.join(options)}"
+            )
+        init(self, *arguments, **keywords)
+
+    return cast("_Init", checked)
 
 
 class _Loss(Module):
@@ -105,6 +131,7 @@ class TripletLoss(_DrawingLoss):
 
     _function = staticmethod(functional.triplet_loss)
 
+    @_by_keyword
     def __init__(
         self,
         *,
@@ -143,6 +170,7 @@ class BatchHardLoss(TripletLoss):
             `tripletops.triplet_loss`.
     """
 
+    @_by_keyword
     def __init__(
         self,
         *,
@@ -177,6 +205,7 @@ class EasyPositiveLoss(TripletLoss):
             in `tripletops.easy_positive_loss`.
     """
 
+    @_by_keyword
     def __init__(
         self,
         *,
@@ -221,6 +250,7 @@ class BatchAllLoss(_Loss):
 
     _function = staticmethod(functional.batch_all_loss)
 
+    @_by_keyword
     def __init__(
         self,
         *,
@@ -255,6 +285,7 @@ class SemiHardLoss(_Loss):
 
     _function = staticmethod(functional.semi_hard_loss)
 
+    @_by_keyword
     def __init__(
         self,
         *,
@@ -289,6 +320,7 @@ class MultiSimilarityLoss(_Loss):
 
     _function = staticmethod(functional.multi_similarity_loss)
 
+    @_by_keyword
     def __init__(
         self,
         *,
@@ -328,6 +360,7 @@ class ContrastiveLoss(_DrawingLoss):
 
     _function = staticmethod(functional.contrastive_loss)
 
+    @_by_keyword
     def __init__(
         self,
         *,
@@ -374,6 +407,7 @@ class BetaMarginLoss(_DrawingLoss):
 
     _function = staticmethod(functional.beta_margin_loss)
 
+    @_by_keyword
     def __init__(
         self,
         beta: float = 1.2,

@@ -53,9 +53,8 @@ class _BalancedSampler(Sampler[list[int]]):
             raise ValueError(
                 f"labels must be a vector of integers, not empty, got {labels.dtype} {tuple(labels.shape)}"
             )
-        for name, value in (*zip(names, (classes, rows), strict=True), ("num_replicas", num_replicas)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        classes, rows = (_at_least_one(*named) for named in zip(names, (classes, rows), strict=True))
+        num_replicas, rank = _at_least_one("num_replicas", num_replicas), _integer("rank", rank)
         if classes % num_replicas:
             raise ValueError(
                 f"{names[0]} ({classes}) must be divisible by num_replicas ({num_replicas}): "
@@ -70,7 +69,7 @@ class _BalancedSampler(Sampler[list[int]]):
                 f"{names[0]} ({classes}) must not exceed the number of classes ({len(self._sizes)})"
             )
         self._classes, self._rows = classes, rows
-        self._seed = seed
+        self._seed = _integer("seed", seed)
         self._num_replicas, self._rank = num_replicas, rank
         self._next = _Place(epoch=0, batch=0)  # where the next iteration begins
         self._current: _Place | None = None  # where the last one is, if it is not over
@@ -158,9 +157,9 @@ class PKSampler(_BalancedSampler):
         rank: int = 0,
     ) -> None:
         super().__init__(labels, p, k, names=("p", "k"), seed=seed, num_replicas=num_replicas, rank=rank)
-        if batches is not None and batches < 1:
-            raise ValueError(f"batches must be at least 1, got {batches}")
-        self._count = batches or max(1, len(self._labels) // (p * k))
+        if batches is None:
+            batches = max(1, len(self._labels) // (self._classes * self._rows))
+        self._count = _at_least_one("batches", batches)
         self._order = self._labels.argsort()
         self._starts = self._sizes.cumsum(0) - self._sizes
 
@@ -206,10 +205,10 @@ class GroupSampler(_BalancedSampler):
         super().__init__(
             labels, classes, n, names=("classes", "n"), seed=seed, num_replicas=num_replicas, rank=rank
         )
-        groups = self._sizes // n
+        groups = self._sizes // self._rows
         # In B batches a class has a place for B groups at most: the largest B that the groups can fill.
-        count = int(groups.sum()) // classes
-        while (fillable := int(groups.clamp(max=count).sum()) // classes) < count:
+        count = int(groups.sum()) // self._classes
+        while (fillable := int(groups.clamp(max=count).sum()) // self._classes) < count:
             count = fillable
         if not count:
             raise ValueError(
@@ -251,6 +250,13 @@ def _integer(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{name} must be an int, got {value!r}")
     return int(value)
+
+
+def _at_least_one(name: str, value: object) -> int:
+    integer = _integer(name, value)
+    if integer < 1:
+        raise ValueError(f"{name} must be at least 1, got {integer}")
+    return integer
 
 
 def _draw(sizes: Tensor, count: int, generator: Generator) -> Tensor:
