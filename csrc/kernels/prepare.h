@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <cstring>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 #include "blocks.h"
@@ -24,25 +26,40 @@ constexpr double kSerialBelow = 3e6;  // multiply-adds that are done before a se
 // the least where most rows are the origin itself.
 struct Extent {
   int largest = 0, median = 0;
-
-  // A few rows are far away from the others.
-  bool has_outliers() const { return largest - median > 5; }
 };
+
+// A row whose exponent is larger than the median's by more than this is an outlier.
+constexpr int kOrdinary = 5;
+
+// As std::ilogb, which is too slow for every row of a small batch; `value` > 0.
+template <class T>
+int exponent_of(T value) {
+  if (!std::isnormal(value)) return std::ilogb(value);
+  constexpr int digits = std::numeric_limits<T>::digits - 1;
+  std::conditional_t<sizeof(T) == sizeof(float), uint32_t, uint64_t> bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return int(bits >> digits) - (std::numeric_limits<T>::max_exponent - 1);
+}
 
 constexpr int kSampled = 9;  // rows that the origin of the survey is made of
 
-// The median of `count` rows, coordinate by coordinate, without a branch.
+// The median of `count` rows, coordinate by coordinate; eight at a time, without a branch, so that the
+// compiler finds vectors in it.
 template <int count, class T>
-void median_of(const T* const* rows, int64_t width, T* __restrict median) {
-  for (int64_t d = 0; d < width; ++d) {
-    T values[count];
-    for (int i = 0; i < count; ++i) values[i] = rows[i][d];
+void median_of(const T* const* rows, int64_t width, T* median) {
+  constexpr int together = 8;
+  for (int64_t begin = 0; begin < width; begin += together) {
+    const int64_t size = std::min<int64_t>(together, width - begin);
+    T values[count][together] = {};
+    for (int i = 0; i < count; ++i) std::copy(rows[i] + begin, rows[i] + begin + size, values[i]);
     for (int last = count - 1; last >= count / 2; --last)  // bubbles up the largest one, then the next
-      for (int i = 0; i < last; ++i) {
-        const T low = std::min(values[i], values[i + 1]), high = std::max(values[i], values[i + 1]);
-        values[i] = low, values[i + 1] = high;
-      }
-    median[d] = values[count / 2];
+      for (int i = 0; i < last; ++i)
+        for (int d = 0; d < together; ++d) {
+          const T low = std::min(values[i][d], values[i + 1][d]);
+          const T high = std::max(values[i][d], values[i + 1][d]);
+          values[i][d] = low, values[i + 1][d] = high;
+        }
+    std::copy(values[count / 2], values[count / 2] + size, median + begin);
   }
 }
 
@@ -78,8 +95,8 @@ struct Prepared {
   }
 
   // Adds the deviations from `origin`, times kShrink, to `sums`, and the exponents of the largest one of each
-  // row to `exponents`, but for rows that are the origin. False on a non-finite element. Deviations whose
-  // sums overflow are surveyed again, shrunk.
+  // row to `exponents`, but for rows that are the origin, and for unit rows. False on a non-finite element.
+  // Deviations whose sums overflow are surveyed again, shrunk.
   bool survey_side(const Rows& rows, const Order& order, const T* origin, Normaliser* units, double* sums,
                    std::vector<int>* exponents) {
     const int64_t chunks = (order.count + kRowsPerTask - 1) / kRowsPerTask;
@@ -105,9 +122,10 @@ struct Prepared {
       const T* sum = partial + chunk * (width + 1);
       const bool shrunk = sum[width] != 1;
       for (int64_t d = 0; d < width; ++d) sums[d] += double(sum[d]) * (shrunk ? 1 : kShrink);
+      if (units) continue;
       const int64_t end = std::min<int64_t>((chunk + 1) * kRowsPerTask, order.count);
       for (int64_t i = chunk * kRowsPerTask; i < end; ++i)
-        if (largest[i] > 0) exponents->push_back(std::ilogb(largest[i]) + (shrunk ? kShrinkBits : 0));
+        if (largest[i] > 0) exponents->push_back(exponent_of(largest[i]) + (shrunk ? kShrinkBits : 0));
     }
     return true;
   }
@@ -115,10 +133,14 @@ struct Prepared {
   // `exponents` are those of the rows that are not the origin.
   static Extent extent_of(std::vector<int>& exponents, int64_t rows) {
     if (exponents.empty()) return {};
+    const int largest = *std::max_element(exponents.begin(), exponents.end());
     const int64_t equal = rows - int64_t(exponents.size());
-    const auto middle = exponents.begin() + std::max<int64_t>((rows - 1) / 2 - equal, 0);
-    std::nth_element(exponents.begin(), middle, exponents.end());
-    return {*std::max_element(middle, exponents.end()), *middle};
+    const int64_t middle = std::max<int64_t>((rows - 1) / 2 - equal, 0);
+    int64_t smaller = 0;
+    for (const int exponent : exponents) smaller += exponent < largest - kOrdinary;
+    if (smaller <= middle) return {largest, largest};  // as nearly always, and near enough
+    std::nth_element(exponents.begin(), exponents.begin() + middle, exponents.end());
+    return {largest, exponents[size_t(middle)]};
   }
 
   static int32_t panels_of(const Side<T>& side) { return (side.count + side.lanes - 1) / side.lanes; }
@@ -210,7 +232,7 @@ struct Prepared {
                       Extent extent) {
     constexpr int limit = std::numeric_limits<T>::max_exponent - 2;
     constexpr int room = sizeof(T) == sizeof(float) ? 50 : 400;
-    const bool outliers = extent.has_outliers();
+    const bool outliers = extent.largest - extent.median > kOrdinary;
     const int middle = extent.largest - std::min((extent.largest - extent.median) / 2, room);
     scale = std::ldexp(1.0, -std::clamp(outliers ? middle : extent.largest, -limit, limit));
     if (outliers && lies_around_zero(sample, extent)) return {zeros(), T(scale), nullptr};

@@ -146,37 +146,6 @@ bool all_finite(const T* values, int64_t width) {
   return !outside;
 }
 
-template <class T>
-void survey(const Rows& rows, const int32_t* index, int32_t begin, int32_t end, const T* origin, T shrink,
-            Normaliser* units, T* sums, T* largest, T* buffer) {
-  constexpr int lanes = kLanes<T>;
-  const int64_t width = rows.width;
-  for (int32_t i = begin; i < end; ++i) {
-    const T* row = load_row(rows, index[i], buffer);
-    if (units) {
-      const Normaliser unit = units[index[i]] = normalise(row, width);
-      for (int64_t d = 0; d < width; ++d) buffer[d] = T(double(row[d]) * unit.scale / unit.norm);
-      row = buffer;
-    }
-    Vector<T> least = Vector<T>{};  // minus the largest deviation: one operation keeps the least, and no NaN
-    T farthest = 0;
-    int64_t d = 0;
-    for (; d + lanes <= width; d += lanes) {
-      const Vector<T> deviation = load_vector<T>(row + d) * shrink - load_vector<T>(origin + d) * shrink;
-      store_vector(load_vector<T>(sums + d) + deviation, sums + d);
-      least = keep_least(deviation < 0 ? deviation : -deviation, least);
-    }
-    for (; d < width; ++d) {
-      const T deviation = row[d] * shrink - origin[d] * shrink;
-      sums[d] += deviation;
-      const T magnitude = deviation < 0 ? -deviation : deviation;
-      farthest = magnitude > farthest ? magnitude : farthest;
-    }
-    for (int lane = 0; lane < lanes; ++lane) farthest = -least[lane] > farthest ? -least[lane] : farthest;
-    largest[i - begin] = farthest;
-  }
-}
-
 template <bool high, class V, size_t... i>
 TRIPLETOPS_INLINE V interleave(V a, V b, std::index_sequence<i...>) {
   constexpr int lanes = sizeof...(i), from = high ? lanes / 2 : 0;
@@ -198,6 +167,47 @@ TRIPLETOPS_INLINE void transpose(Vector<T> (&square)[kLanes<T>]) {
     }
 #pragma GCC unroll 16
     for (int i = 0; i < lanes; ++i) square[i] = next[i];
+  }
+}
+
+// to[i] = the largest of all lanes of -least[i].
+template <class T>
+TRIPLETOPS_INLINE void store_largest(Vector<T> (&least)[kLanes<T>], int32_t count, T* to) {
+  transpose<T>(least);
+  for (int i = 1; i < kLanes<T>; ++i) least[0] = keep_least(least[i], least[0]);
+  for (int32_t i = 0; i < count; ++i) to[i] = -least[0][i];
+}
+
+template <class T>
+void survey(const Rows& rows, const int32_t* index, int32_t begin, int32_t end, const T* origin, T shrink,
+            Normaliser* units, T* sums, T* largest, T* buffer) {
+  constexpr int lanes = kLanes<T>;
+  const int64_t width = rows.width;
+  Vector<T> least[lanes] =
+      {};  // by row, minus the largest deviation: one operation keeps the least, and no NaN
+  for (int32_t i = begin; i < end; ++i) {
+    const T* row = load_row(rows, index[i], buffer);
+    if (units) {
+      const Normaliser unit = units[index[i]] = normalise(row, width);
+      for (int64_t d = 0; d < width; ++d) buffer[d] = T(double(row[d]) * unit.scale / unit.norm);
+      row = buffer;
+    }
+    Vector<T> own = Vector<T>{};
+    int64_t d = 0;
+    for (; d + lanes <= width; d += lanes) {
+      const Vector<T> deviation = load_vector<T>(row + d) * shrink - load_vector<T>(origin + d) * shrink;
+      store_vector(load_vector<T>(sums + d) + deviation, sums + d);
+      own = keep_least(deviation < 0 ? deviation : -deviation, own);
+    }
+    for (; d < width; ++d) {
+      const T deviation = row[d] * shrink - origin[d] * shrink;
+      sums[d] += deviation;
+      const T below = deviation < 0 ? deviation : -deviation;
+      own[0] = below < own[0] ? below : own[0];
+    }
+    const int32_t at = (i - begin) % lanes;
+    least[at] = own;
+    if (at == lanes - 1 || i == end - 1) store_largest<T>(least, at + 1, largest + (i - begin - at));
   }
 }
 
@@ -349,7 +359,7 @@ void pull(const Pair<T>& pair, int64_t width, Distance distance, double value, d
     // d/dx (1 - S) = (S u - v) / |x| = ((u - v) - (1 - S) u) / |x|, which keeps its digits where u and v
     // nearly agree.
     const Normaliser u = pair.x_unit, v = pair.y_unit;
-    const double outer = weight * (u.scale / u.lift) / u.norm;
+    const double outer = weight * (u.scale / (u.norm * u.lift));
     add_to(sums, x, y, width, [&](double a, double b) {
       const double unit = a * u.scale / u.norm;
       return outer * ((unit - b * v.scale / v.norm) - value * unit);

@@ -205,7 +205,7 @@ struct Streamed : Prepared<T> {
     // What pulls at the unit row, less its part along that row.
     const T* x = kernels.load(is_anchor ? batch.anchors : batch.candidates, row, buffer);
     const auto direction = [&](int64_t d) { return double(x[d]) * unit.scale / unit.norm; };
-    const double outer = unit.scale / unit.lift / unit.norm;
+    const double outer = unit.scale / (unit.norm * unit.lift);
     double along = 0;
     for (int64_t d = 0; d < width; ++d) along += pull(d) * direction(d);
     for (int64_t d = 0; d < width; ++d) gradient[d] += T((pull(d) - along * direction(d)) * outer);
