@@ -20,6 +20,7 @@ import stat
 import subprocess
 import sys
 import time
+import typing
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,7 +43,7 @@ from train_ref.folder import RunFolder, write_whole
 from train_ref.objectives import OBJECTIVES
 from train_ref.outcome import Outcome
 from train_ref.procedures import PROCEDURES
-from train_ref.settings import DESK, PAPER, Cell, Row, Settings, changed
+from train_ref.settings import DESK, PAPER, Cell, Row, Settings, allowed_numbers, changed, option
 from train_ref.trainer import Context, Training
 from tripletops.evaluate import diameter
 
@@ -85,6 +86,13 @@ def refusal(*arguments: object) -> str:
         command(*arguments)
     assert isinstance(ended.value.code, str)
     return ended.value.code
+
+
+def line(*arguments: object) -> str:
+    """The same, where it is no more than a line."""
+    said = refusal(*arguments)
+    assert "\n" not in said
+    return said
 
 
 def numbers(path: Path) -> list[dict]:
@@ -896,6 +904,54 @@ def test_wrong_words(capsys, arguments, said):
         command(*arguments)
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
+
+
+NOT_ALLOWED = {
+    "from 1 to 1,000,000": [0, -1, 1_000_001, 10**30],
+    "from 0 to 1,000,000": [-1, 1_000_001, 10**30],
+    "0 or greater, and less than 2**32": [-1, 2**32, 10**30],
+    "0 or greater, and finite": [-1, "nan", "inf"],
+    "greater than 0, and finite": [0, -1, "nan", "inf"],
+    "0 or greater, and less than 1": [-0.1, 1, "nan", "inf"],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [(name, number) for name, allowed in allowed_numbers().items() for number in NOT_ALLOWED[allowed.words]],
+)
+def test_a_number_that_is_not_allowed_is_said_first(tmp_path, monkeypatch, name, number):
+    """Before data is looked for and anything is made."""
+    monkeypatch.setattr(trainer.data, "load", lambda *_: pytest.fail("data is loaded"))
+    others = ["1"] if isinstance(getattr(EVEN_ODD, name), tuple) else []
+    said = line(*RUN, option(name), *others, number, "--out", tmp_path / "out")
+    given = float(number) if typing.get_type_hints(Settings)[name] in (float, float | None) else number
+    assert said == f"{option(name)} {given}: must be {allowed_numbers()[name].words}"
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_ends_of_what_is_allowed():
+    ends = {
+        "from 1 to 1,000,000": [1, 1_000_000],
+        "from 0 to 1,000,000": [0, 1_000_000],
+        "0 or greater, and less than 2**32": [0, 2**32 - 1],
+        "0 or greater, and finite": [0.0, 1e308],
+        "greater than 0, and finite": [5e-324, 1e308],
+        "0 or greater, and less than 1": [0.0, 0.999],
+    }
+    for name, allowed in allowed_numbers().items():
+        for number in ends[allowed.words]:
+            several = isinstance(getattr(EVEN_ODD, name), tuple)
+            changed(EVEN_ODD, {name: (number,) if several else number})
+
+
+def test_every_number_of_the_settings_has_its_bounds():
+    numeric = [
+        name
+        for name, hint in typing.get_type_hints(Settings).items()
+        if {int, float} & {hint, *typing.get_args(hint)}
+    ]
+    assert sorted(allowed_numbers()) == sorted(numeric)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import dataclasses
 import os
 import subprocess
 import sys
-import types
 import typing
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,7 +21,7 @@ from train_ref.experiments import EXPERIMENTS
 from train_ref.folder import FolderError, RunFolder
 from train_ref.report.page import write_report
 from train_ref.report.publish import publish
-from train_ref.settings import DESK, PAPER, Settings
+from train_ref.settings import DESK, PAPER, Settings, option
 from train_ref.trainer import Context
 
 OUT = Path("results")
@@ -207,17 +206,17 @@ def _add_settings(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("settings of all trainings, instead of the experiment's own")
     hints = typing.get_type_hints(Settings)
     for each in dataclasses.fields(Settings):
-        option: dict[str, Any] = {"default": None, "dest": each.name}
+        how: dict[str, Any] = {"default": None, "dest": each.name}
         kind = hints[each.name]
-        if isinstance(kind, types.UnionType):  # "… | None"
+        if type(None) in typing.get_args(kind):  # "… | None"
             kind = typing.get_args(kind)[0]
         if typing.get_origin(kind) is tuple:
-            option |= {"type": typing.get_args(kind)[0], "nargs": "*"}
+            how |= {"type": typing.get_args(kind)[0], "nargs": "*"}
         elif kind is bool:
-            option |= {"action": argparse.BooleanOptionalAction}
+            how |= {"action": argparse.BooleanOptionalAction}
         else:
-            option |= {"type": kind}
-        group.add_argument(f"--{each.name.replace('_', '-')}", **option)
+            how |= {"type": kind}
+        group.add_argument(option(each.name), **how)
 
 
 if __name__ == "__main__":

@@ -7,64 +7,107 @@ of: every row with every seed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple
+from functools import cache
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 DESK, PAPER = "desk", "paper"
 
 
+class Allowed(NamedTuple):
+    """Which numbers a setting may have, in words and as a test; NaN passes no comparison."""
+
+    words: str
+    test: Callable[[float], bool]
+
+
+MOST = 1_000_000  # more than any experiment needs: a slip of the finger shall not fill the memory
+Count = Annotated[int, Allowed(f"from 1 to {MOST:,}", lambda number: 1 <= number <= MOST)]
+CountFromZero = Annotated[int, Allowed(f"from 0 to {MOST:,}", lambda number: 0 <= number <= MOST)]
+Seed = Annotated[int, Allowed("0 or greater, and less than 2**32", lambda number: 0 <= number < 2**32)]
+FromZero = Annotated[float, Allowed("0 or greater, and finite", lambda number: 0 <= number < math.inf)]
+AboveZero = Annotated[float, Allowed("greater than 0, and finite", lambda number: 0 < number < math.inf)]
+Share = Annotated[float, Allowed("0 or greater, and less than 1", lambda number: 0 <= number < 1)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Everything that decides the numbers of one training, bar the seed."""
+    """Everything that decides the numbers of one training, bar the seed.
+
+    The types say which numbers are allowed; `ValueError` names one that is not.
+    """
 
     dataset: str
-    size: int  # pixels a side
+    size: Count  # pixels a side
     target: str = "class"  # the labels that training sees
     measured: tuple[str, ...] = ("class",)  # the labels that recall and NMI are measured by
-    pad: int = 0  # a view of an image is a crop of it, padded by so many pixels, flipped or not; 0: as it is
+    # A view of an image is a crop of it, padded by so many pixels, flipped or not; 0: as it is.
+    pad: CountFromZero = 0
 
     network: str
-    dim: int = 128
+    dim: Count = 128
     normalise: bool = True
     pretrained: bool = False  # on ImageNet; the weights lie in weights/ below a data folder
-    frozen: int = 0  # blocks of the network that are not trained; their outputs are computed once
-    views: int = 1  # of each training image, where its features are computed once
+    frozen: CountFromZero = 0  # blocks of the network that are not trained; their outputs are computed once
+    views: Count = 1  # of each training image, where its features are computed once
 
     batches: str = "pk"  # "pk", "groups" (every image once an epoch) or "shuffled" (no same-class guarantee)
-    batch: int
-    per_class: int = 8  # images of a class in a batch, "pk" and "groups"
-    steps: int | None = None  # an epoch; None: as many as one pass over the images takes
+    batch: Count
+    per_class: Count = 8  # images of a class in a batch, "pk" and "groups"
+    steps: Count | None = None  # an epoch; None: as many as one pass over the images takes
 
     objective: str = "triplet"  # a name of `objectives.OBJECTIVES`
     positive: str = "hard"
     negative: str = "hard"
     triplet: str = "margin"  # `loss=` of tripletops.triplet_loss
     distance: str | None = None  # None: the loss's own
-    margin: float = 0.2
-    trim: float = 0.0  # share of the anchors, those with the highest loss, that is left out
+    margin: FromZero = 0.2
+    trim: Share = 0.0  # share of the anchors, those with the highest loss, that is left out
 
     optimizer: str = "adam"  # or "sgd"
-    learning_rate: float
-    objective_learning_rate: float = 5e-4  # of β or of the proxies
-    momentum: float = 0.9  # of sgd
-    milestones: tuple[int, ...] = ()  # epochs after which the learning rate is divided by 10
-    clip: float | None = None  # largest norm of the gradient
+    learning_rate: AboveZero
+    objective_learning_rate: FromZero = 5e-4  # of β or of the proxies
+    momentum: Share = 0.9  # of sgd
+    milestones: tuple[CountFromZero, ...] = ()  # epochs after which the learning rate is divided by 10
+    clip: AboveZero | None = None  # largest norm of the gradient
     precision: str = "float32"  # or "bfloat16": autocast
-    epochs: int
-    seeds: int = 3
-    first_seed: int = 0
+    epochs: CountFromZero
+    seeds: Count = 3
+    first_seed: Seed = 0
 
-    recall_at: tuple[int, ...] = (1, 2, 4, 8)
-    measure_every: int = 0  # epochs between measures of recall; 0: after the last only
+    recall_at: tuple[Count, ...] = (1, 2, 4, 8)
+    measure_every: CountFromZero = 0  # epochs between measures of recall; 0: after the last only
     nmi: bool = False
-    nmi_factor: int = 10  # NMI+ has so many clusters a class
-    keep: tuple[
-        str, ...
-    ] = ()  # splits whose embeddings by the first seed are kept for figures; "train" is one
-    diagrams: tuple[
-        int, ...
-    ] = ()  # epochs after which the triplet scatter diagram is kept; 0: before training
+    nmi_factor: Count = 10  # NMI+ has so many clusters a class
+    keep: tuple[str, ...] = ()  # splits whose embeddings by the first seed are kept for figures, or "train"
+    # Epochs after which the triplet scatter diagram is kept; 0: before training.
+    diagrams: tuple[CountFromZero, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, allowed in allowed_numbers().items():
+            value = getattr(self, name)
+            for number in value if isinstance(value, tuple) else (value,):
+                if number is not None and not allowed.test(number):
+                    raise ValueError(f"{option(name)} {number}: must be {allowed.words}")
+
+
+@cache
+def allowed_numbers() -> dict[str, Allowed]:
+    """What the types of the settings say, also inside of "… | None" and of tuples."""
+    hints = get_type_hints(Settings, include_extras=True)
+    return {
+        name: part.__metadata__[0]
+        for name, hint in hints.items()
+        for part in (hint, *get_args(hint))
+        if get_origin(part) is Annotated
+    }
+
+
+def option(setting: str) -> str:
+    """A setting as the command line has it."""
+    return f"--{setting.replace('_', '-')}"
 
 
 def changed(settings: Settings, changes: Mapping[str, Any]) -> Settings:
