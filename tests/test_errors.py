@@ -982,6 +982,12 @@ class TestAccepted:
             assert x.grad.abs().sum() > 0
             assert y.grad.abs().sum() > 0
 
+    def test_rows_that_overlap_in_memory_are_promoted(self, emb, labels, ref, backend):
+        window = emb.detach().flatten()[: len(emb) + emb.shape[1]].as_strided(emb.shape, (1, 1))
+        more = {"ref_emb": ref["ref_emb"].double(), "ref_labels": ref["ref_labels"], "backend": backend}
+        expected = T.batch_hard_loss(window.double().contiguous(), labels, **more)
+        assert torch.equal(T.batch_hard_loss(window, labels, **more), expected)
+
     def test_mine_gives_no_gradient(self, emb, labels, ref, backend):
         triplets = T.mine(emb, labels, positive="easy", negative="semihard", backend=backend)
         assert not any(tensor.requires_grad for tensor in triplets)

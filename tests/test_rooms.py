@@ -49,7 +49,7 @@ ALLOWED: dict[str, set[str]] = {
     "tripletops._arguments": {"tripletops.ops"},
     "tripletops.ops": {"tripletops.backends", "tripletops.backends.cpu", TRITON},
     "tripletops.backends": {"tripletops.backends.cpu"},
-    "tripletops.backends.cpu": {"tripletops._kernels"},
+    "tripletops.backends.cpu": set(),
     TRITON: {f"{TRITON}.{module}" for module in TRITON_MODULES},
     **{
         f"{TRITON}.{module}": {f"{TRITON}.{earlier}" for earlier in TRITON_MODULES[:place]}

@@ -813,6 +813,42 @@ def test_a_forked_child_runs_after_its_parent_used_threads():
     assert done.returncode == 0, f"exit code {done.returncode}\\n{done.stderr}"
 
 
+MEMORY = """
+import sys
+import torch
+import tripletops as T
+
+def peak():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("VmHWM")) * 1024
+
+def run(count):
+    T.mine(torch.randn(count, 1), torch.arange(count) // 4, positive="hard", negative="hard")
+
+torch.set_num_threads(2)
+run(300)
+before = peak()
+run(int(sys.argv[1]))
+print(peak() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.skipif(FORCED is not None, reason="measures the CPU kernels")
+def test_memory_grows_with_the_batch_not_with_its_square():
+    """A list of the walk's tasks had 16 bytes for every 96 × 512 pairs: a quarter of all at 150,000 rows."""
+    few, many = (
+        int(
+            subprocess.run(
+                [sys.executable, "-c", MEMORY, str(rows)], stdout=subprocess.PIPE, check=True
+            ).stdout
+        )
+        / rows
+        for rows in (50_000, 150_000)
+    )
+    assert many < 1.15 * few
+
+
 # Real rows
 
 

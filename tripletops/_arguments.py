@@ -228,7 +228,8 @@ def encode_rows(
         raise ValueError(f"emb{_shape(emb)} and ref_emb{_shape(ref_emb)} must have rows of the same length D")
     if ref_emb.dtype is not emb.dtype:
         dtype = torch.promote_types(emb.dtype, ref_emb.dtype)
-        emb, ref_emb = emb.to(dtype), ref_emb.to(dtype)
+        # Left to itself, `to` gives rows that overlap in memory an inner stride other than 1.
+        emb, ref_emb = (rows.to(dtype, memory_format=torch.contiguous_format) for rows in (emb, ref_emb))
     if self_index is not None:
         self_index = _positions(self_index, emb, ref_emb)
     return emb, labels, ref_emb, ref_labels, self_index, ignore_label
