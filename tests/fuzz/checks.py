@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -349,7 +349,7 @@ def check_distances(truth: Truth, pick: Array, reported: Array, what: str) -> No
     found = np.nonzero(pick >= 0)[0]
     right = truth.d[found, pick[found]]
     off = truth.error[found, pick[found]]
-    need_within(reported[found], right, off, "distances", what, truth.overflows[found, pick[found]])
+    need_within(reported[found], right, off, "distances", what)
 
 
 # Losses and gradients
@@ -383,13 +383,14 @@ def loss_checks(case: Case, truth: Truth, picks: Any, result: Result) -> Iterato
     pairs = None if picks is None else (picks.positive.numpy(), picks.negative.numpy())
     groups = terms_of(truth, call, pairs)
     outcome = Outcome(truth, groups, reduction)
-    if outcome.overflows:
-        return
     if result.active is not None:
         active, right, doubtful = int(result.active), groups[0].nonzero, groups[0].flips
         message = f"{active} triplets, not {right}, of which {doubtful} are in doubt"
         yield lambda: need(abs(active - right) <= doubtful, "active", message)
     if outcome.uncertain:
+        return
+    yield lambda: check_promised(truth, result.loss, outcome.loss, outcome.added, "loss")
+    if outcome.overflows:  # of a distance that is too large, no more is promised than that nothing is NaN
         return
     parts = [("loss", result.loss, outcome.loss)]
     names = ["gradient of emb", "gradient of ref_emb"][: len(case.rows)]
@@ -402,12 +403,10 @@ def loss_checks(case: Case, truth: Truth, picks: Any, result: Result) -> Iterato
         return plain_result(case, picks, gram)
 
     for place, (what, actual, allowed) in enumerate(parts):
-        added = outcome.added if what == "loss" else 0
-        yield lambda what=what, actual=actual, allowed=allowed, added=added: check_promised(
-            truth, actual, allowed, added, what
-        )
-        yield lambda what=what, actual=actual, allowed=allowed, place=place: check_no_worse_than_plain(
-            truth, actual, allowed, lambda gram: plain(gram)[place], what
+        if what != "loss":
+            yield partial(check_promised, truth, actual, allowed, 0, what)
+        yield partial(
+            check_no_worse_than_plain, truth, actual, allowed, lambda gram, i=place: plain(gram)[i], what
         )
 
 
@@ -437,7 +436,7 @@ def check_promised(truth: Truth, actual: Tensor, allowed: Allowed, added: int, w
     # Of a sum whose parts are too large for the type, infinity is all that can be expected.
     overflows = np.sign(value) * allowed.right + off >= Real(kind.max)
     overflows = overflows | (whole + off >= Real(truth.type.max))
-    need_within(value, allowed.right, off, what, "", overflows)
+    need_within(value, allowed.right, off, what, "it is", overflows)
 
 
 def check_no_worse_than_plain(

@@ -104,10 +104,16 @@ class Truth:
         return np.where(self.zero, 2, square) if self.distance == "cosine" and self.width else square
 
     @cached_property
-    def d(self) -> Array:
+    def unlimited(self) -> Array:
+        """Distances, whether their type can hold them or not."""
         if self.distance == "euclidean":
             return np.sqrt(self.square)
         return self.square / 2 if self.distance == "cosine" else self.square
+
+    @cached_property
+    def d(self) -> Array:
+        """Distances; one too large for its type counts as the largest number of that."""
+        return np.minimum(self.unlimited, Real(self.type.max))
 
     @cached_property
     def cosine_square(self) -> Array:
@@ -160,7 +166,7 @@ class Truth:
     @cached_property
     def overflows(self) -> Array:
         """Distances that their type may not hold."""
-        return self.d + self.error >= Real(self.type.max)
+        return self.unlimited + self.error >= Real(self.type.max)
 
     @cached_property
     def promised(self) -> float:
@@ -199,7 +205,7 @@ class Truth:
         """By pair, for x and for y."""
         still = np.zeros_like(self.d)
         if self.distance != "cosine":
-            length = (self.d > 0).astype(Real) if self.distance == "euclidean" else 2 * np.sqrt(self.d)
+            length = (self.d > 0).astype(Real) if self.distance == "euclidean" else 2 * np.sqrt(self.square)
             return 2 * (Lengths(length, still, length),)
         norms = row_norms(self.x)[:, None], row_norms(self.y)[None]
         inverse = (np.where(self.zero, 0, 1 / np.where(norm > 0, norm, 1)) for norm in norms)
@@ -226,7 +232,7 @@ class Truth:
             return [by_x, by_y]
         factor = 2 * weight
         if self.distance == "euclidean":
-            factor = np.where(self.d > 0, weight / np.where(self.d > 0, self.d, 1), 0)
+            factor = np.where(self.d > 0, weight / np.where(self.d > 0, self.unlimited, 1), 0)
         pulls = factor[:, :, None] * self.difference
         return [pulls.sum(1), -pulls.sum(0)]
 
@@ -263,7 +269,6 @@ class Terms:
         self.count = self.nonzero = 0
         self.flips = 0  # of the nonzero terms, those that may be counted or not
         self.only_nonzero = False  # whether every mean is one over the nonzero terms
-        self.overflows = False  # whether a term is the difference of two distances that do not fit their type
 
     def share(self, reduction: str) -> tuple[float, float]:
         """What a mean multiplies by, and its relative error."""
@@ -321,7 +326,6 @@ def triplet_terms(
     np.add.at(terms.value, a, value)
     np.add.at(terms.off, a, np.maximum(high - value, value - low))
     np.add.at(terms.size, a, np.where(most > 0, all_of.size, 0) + value)
-    terms.overflows = bool((truth.overflows[a, p] & truth.overflows[a, n]).any())
     flips = most != least
     if loss != "margin":  # a small one may round to 0, or be lost below the smallest normal number
         np.add.at(terms.off, a, np.where(high > truth.quantum / 4, truth.type.tiny, 0))
@@ -385,7 +389,6 @@ def semi_hard_terms(truth: Truth, margin: float) -> Terms:
     np.add.at(terms.wobble, (a, p), may_flip)
     np.add.at(terms.wobble, a, doubtful)
     terms.flip = terms.wobble
-    terms.overflows = bool((possible & truth.overflows[a] & truth.overflows[a, p][:, None]).any())
     return terms
 
 
@@ -530,7 +533,7 @@ class Outcome:
             self.uncertain |= doubt > 0.5
             doubt = min(doubt, 1.0)
             takes_part = (terms.slope != 0) | (terms.wobble > 0)
-            self.overflows |= terms.overflows or bool((takes_part & truth.overflows).any())
+            self.overflows |= bool((takes_part & truth.overflows).any())
             loss.right += share * terms.value
             loss.off += share * (terms.off * (1 + doubt) + terms.value * doubt)
             loss.slack += share * (terms.jump * (1 + doubt) + terms.value * doubt)
