@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import fcntl
 import functools
 import io
 import json
@@ -14,6 +15,7 @@ import math
 import multiprocessing
 import os
 import re
+import resource
 import shutil
 import signal
 import stat
@@ -21,6 +23,8 @@ import subprocess
 import sys
 import time
 import typing
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,10 +43,11 @@ from train_ref.data import DATA_SETS, DataError, Split
 from train_ref.experiments import EXPERIMENTS
 from train_ref.experiments.easy_positives import EVEN_ODD
 from train_ref.features import Inputs
-from train_ref.folder import RunFolder, write_whole
+from train_ref.folder import FolderError, RunFolder, write_whole
 from train_ref.objectives import OBJECTIVES
 from train_ref.outcome import Outcome
 from train_ref.procedures import PROCEDURES
+from train_ref.report.page import write_report
 from train_ref.settings import DESK, PAPER, Cell, Row, Settings, allowed_numbers, changed, option
 from train_ref.trainer import Context, Training
 from tripletops.evaluate import diameter
@@ -81,7 +86,7 @@ def command(*arguments: object) -> None:
 
 
 def refusal(*arguments: object) -> str:
-    """What the command says on ending with an error."""
+    """What the command says on ending with an error, instead of a traceback."""
     with pytest.raises(SystemExit) as ended:
         command(*arguments)
     assert isinstance(ended.value.code, str)
@@ -257,7 +262,7 @@ def test_interrupted_and_resumed(tmp_path, monkeypatch, capsys, unbroken, steps)
     assert f"python -m train_ref resume {tmp_path / NAME}" in capsys.readouterr().err
     checkpoint = RunFolder(tmp_path / NAME).checkpoint()
     assert checkpoint is not None
-    assert checkpoint["training"]["step_of_epoch"] == (steps - 1) % 4 + 1  # nothing is lost but the way here
+    assert checkpoint.training["step_of_epoch"] == (steps - 1) % 4 + 1  # nothing is lost but the way here
     command("resume", tmp_path / NAME)
     assert_same_run(tmp_path / NAME, unbroken)
 
@@ -318,6 +323,17 @@ def test_torchrun_follows_one_process(tmp_path):
         assert found["losses"] == pytest.approx(expected["losses"], rel=1e-4)
         assert found["active"] == pytest.approx(expected["active"], abs=0.01)
     assert json.loads((folders[1] / "config.json").read_text())["processes"] == 2
+    with RunFolder(folders[1]).locked():  # both processes end, by what the first of them found
+        done = subprocess.run(
+            [sys.executable, "-m", *launcher, "resume", str(folders[1])],
+            cwd=ROOT,
+            env=environment(),
+            capture_output=True,
+            text=True,
+        )
+    assert done.returncode != 0
+    assert done.stderr.count(f"{folders[1]} is in use by process {os.getpid()} on ") == 2
+    assert done.stderr.count("Traceback") == 1  # torchrun's own
 
 
 # The folder -------------------------------------------------------------------------------------------------
@@ -337,33 +353,376 @@ def full_disk(*_: object) -> None:
 
 def test_full_disk_is_said_before_training(tmp_path, monkeypatch, untrained):
     monkeypatch.setattr(os, "posix_fallocate", full_disk)
-    said = refusal(*RUN, "--out", tmp_path)
-    assert str(tmp_path / NAME) in said
-    assert "No space left on device" in said
-    said = refusal("resume", tmp_path / NAME)  # the run is there: it goes on when there is room
-    assert "No space left on device" in said
+    go_on = f"go on with `python -m train_ref resume {tmp_path / NAME}`"
+    for arguments in ([*RUN, "--out", tmp_path], ["resume", tmp_path / NAME]):  # the run is kept
+        said = line(*arguments)
+        assert re.search(rf"{tmp_path / NAME} has no room for \d+ MiB .*No space left on device", said)
+        assert said.endswith(go_on)
 
 
-def test_what_is_reserved_is_enough_for_a_checkpoint(tmp_path, monkeypatch):
-    reserved = []
+@contextmanager
+def room_for(size: int) -> Iterator[None]:
+    """Files can't grow beyond `size` bytes: the system refuses, as it does on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("epoch", [1, 2], ids=["before anything was saved", "after an epoch was saved"])
+def test_a_disk_that_fills_up(tmp_path, monkeypatch, unbroken, epoch):
+    """What was saved before is whole, and the run goes on when there is room."""
+    write, left = RunFolder.write_checkpoint, epoch
+
+    def write_checkpoint(*args):
+        nonlocal left
+        left -= 1
+        with room_for(2**14) if not left else nullcontext():
+            write(*args)
+
+    monkeypatch.setattr(RunFolder, "write_checkpoint", write_checkpoint)
+    said = line(*RUN, "--out", tmp_path)
+    assert said.startswith(f"{tmp_path / NAME / 'checkpoint.pt'} can't be written to: File too large")
+    assert said.endswith(f"go on with `python -m train_ref resume {tmp_path / NAME}`")
+    assert len(numbers(tmp_path / NAME)) == epoch - 1 + (epoch > 1)  # before training, and its epochs
+    command("resume", tmp_path / NAME)
+    assert_same_run(tmp_path / NAME, unbroken)
+
+
+def test_what_is_reserved_is_enough_for_any_checkpoint(tmp_path, monkeypatch):
+    """Of the largest network, whichever row has it."""
+    experiment = EXPERIMENTS["eps-even-odd"]
+    rows = (experiment.rows[0], dataclasses.replace(experiment.rows[1], changes={"dim": 4096}))
+    monkeypatch.setitem(EXPERIMENTS, "eps-even-odd", dataclasses.replace(experiment, rows=rows))
+    reserved, largest = [], 0
     monkeypatch.setattr(os, "posix_fallocate", lambda handle, start, size: reserved.append(size))
-    interrupt_at(monkeypatch, 2)
-    with pytest.raises(SystemExit):
-        command(*RUN, "--out", tmp_path)
-    assert reserved[0] >= 2 * (tmp_path / NAME / "checkpoint.pt").stat().st_size
+    write = RunFolder.write_checkpoint
+
+    def write_checkpoint(folder, checkpoint):
+        nonlocal largest
+        write(folder, checkpoint)
+        largest = max(largest, folder.checkpoint_file.stat().st_size)
+
+    monkeypatch.setattr(RunFolder, "write_checkpoint", write_checkpoint)
+    command(*RUN, "--out", tmp_path)
+    # Twice 3 states of the largest network, and a MiB of arrays for each training.
+    assert 2 * largest <= reserved[0] < 2 * largest + 2 * 2**20
 
 
 def test_unwritable_folder_is_said_before_training(tmp_path, untrained):
     (tmp_path / "file").touch()
-    said = refusal(*RUN, "--out", tmp_path / "file")
+    said = line(*RUN, "--out", tmp_path / "file")
     assert str(tmp_path / "file" / NAME) in said
     assert "can't be written to" in said
 
 
 def test_a_full_disk_when_the_folder_is_made(tmp_path, monkeypatch, untrained):
     monkeypatch.setattr(os, "fsync", full_disk)
-    assert str(tmp_path / NAME) in refusal(*RUN, "--out", tmp_path)
-    assert not (tmp_path / NAME / "config.json").exists()
+    assert str(tmp_path / "above" / NAME) in line(*RUN, "--out", tmp_path / "above")
+    assert not list(tmp_path.iterdir())
+
+
+def tree(path: Path) -> dict[str, bytes | None]:
+    """All that is below a folder, with the contents of files."""
+    return {
+        str(each.relative_to(path)): each.read_bytes() if each.is_file() else None for each in path.rglob("*")
+    }
+
+
+def fail_in_training(monkeypatch, error: BaseException) -> None:
+    def step(self: Training, index: torch.Tensor) -> trainer.Step:
+        raise error
+
+    monkeypatch.setattr(Training, "step", step)
+
+
+FAILURES = {
+    "no data": ["--dataset", "mnist", "--data", "nowhere"],
+    "a wrong word": ["--network", "transformer"],
+    "a wrong number": ["--seeds", "0"],
+    "no TensorBoard": ["--tensorboard"],
+    "NaN": ArithmeticError("the loss is NaN"),
+    "a second Ctrl-C": KeyboardInterrupt(),
+    "a mistake of the program": RuntimeError("shapes"),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
+@pytest.mark.parametrize("there", ["notes", "an empty folder", "nothing"])
+def test_a_failed_run_removes_what_it_made_and_nothing_else(tmp_path, monkeypatch, failure, there):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    path = tmp_path / "above" / NAME
+    if there != "nothing":
+        path.mkdir(parents=True)
+    if there == "notes":
+        path.joinpath("sketches").mkdir()
+        path.joinpath("notes.txt").write_text("why")
+        path.joinpath("sketches", "plane.png").write_bytes(b"what")
+    before = tree(tmp_path)
+    changes = failure if isinstance(failure, list) else []
+    with monkeypatch.context() as patch:
+        if isinstance(failure, BaseException):
+            fail_in_training(patch, failure)
+        with pytest.raises((SystemExit, RuntimeError)):
+            command(*RUN, *changes, "--out", path.parent)
+    assert tree(tmp_path) == before
+    command(*RUN, "--epochs", 0, "--out", path.parent)  # the corrected command finds the place free
+    assert before.items() <= tree(tmp_path).items()
+
+
+def test_a_failed_run_leaves_what_came_in_the_meantime(tmp_path, monkeypatch):
+    def step(self: Training, index: torch.Tensor) -> trainer.Step:
+        tmp_path.joinpath(NAME, "notes.txt").write_text("looks bad")
+        raise ArithmeticError("the loss is NaN")
+
+    monkeypatch.setattr(Training, "step", step)
+    assert line(*RUN, "--out", tmp_path) == "the loss is NaN"
+    assert tree(tmp_path) == {NAME: None, f"{NAME}/notes.txt": b"looks bad"}
+
+
+def test_a_failed_run_removes_its_curves(tmp_path, monkeypatch):
+    """TensorBoard's files are there before anything is saved."""
+
+    def writer(folder: RunFolder, cell: Cell) -> None:
+        place = folder.path / "tensorboard" / cell.key
+        place.mkdir(parents=True)
+        place.joinpath("events.out.tfevents.1.host.2.0").write_bytes(b"curve")
+
+    monkeypatch.setattr(runner, "_tensorboard", writer)
+    fail_in_training(monkeypatch, ArithmeticError("the loss is NaN"))
+    line(*RUN, "--tensorboard", "--out", tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_saved_something_is_kept(tmp_path, monkeypatch, unbroken):
+    close_epoch = Training.close_epoch
+
+    def fail(training: Training) -> dict:
+        if training.epoch == 1:
+            raise ArithmeticError("the loss is NaN")
+        return close_epoch(training)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "close_epoch", fail)
+        line(*RUN, "--out", tmp_path)
+    assert len(numbers(tmp_path / NAME)) == 2
+    command("resume", tmp_path / NAME)
+    assert_same_run(tmp_path / NAME, unbroken)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoint.pt", "report.md", "arrays/a.npz", "arrays/a"])
+def test_files_that_a_run_would_overwrite_are_in_its_way(tmp_path, untrained, name):
+    file = tmp_path / NAME / name
+    file.parent.mkdir(parents=True)
+    file.write_text("mine")
+    before = tree(tmp_path)
+    said = line(*RUN, "--out", tmp_path)
+    assert f"{tmp_path / NAME / name.partition('/')[0]}" in said
+    assert "is in the way of a new run: move it away" in said
+    assert tree(tmp_path) == before
+
+
+# Two processes ----------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_worked_on_by_one_process(tmp_path, unbroken):
+    """Another one is told who holds it; kill -9 lets go of it."""
+    path = tmp_path / NAME
+    arguments = [sys.executable, "-m", "train_ref", *RUN, "--out", str(tmp_path)]
+    process = subprocess.Popen(
+        [*arguments, "--steps", "1000000"], cwd=ROOT, env=environment(), stderr=subprocess.DEVNULL
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while not (path / "config.json").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        before = (path / "config.json").read_bytes()
+        for again in (["resume", path], [*RUN, "--out", tmp_path]):
+            said = line(*again)
+            assert said.startswith(f"{path} is in use by process {process.pid} on ")
+            assert "(run eps-even-odd " in said
+            assert "--steps 1000000" in said
+            assert said.endswith("wait until it has ended, or stop it")
+        assert process.poll() is None
+        assert (path / "config.json").read_bytes() == before
+    finally:
+        process.kill()
+        process.wait()
+    assert (path / ".lock").exists()
+    shorter = {row: each | {"steps": 4} for row, each in json.loads(before)["settings"].items()}
+    rewrite(path / "config.json", settings=shorter)
+    command("resume", path)
+    assert numbers(path) == numbers(unbroken)
+    assert not (path / ".lock").exists()
+
+
+def test_a_lock_that_vanishes_while_it_is_opened(tmp_path, monkeypatch):
+    """The file that was opened is then nobody's: another process may hold its successor."""
+    flock = fcntl.flock
+
+    def late(file, how):
+        (tmp_path / ".lock").unlink()
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with pytest.raises(FolderError, match="just ending: try again"), RunFolder(tmp_path).locked():
+        pass
+
+
+def test_a_lock_needs_no_room_on_the_disk(tmp_path):
+    folder = RunFolder(tmp_path)
+    refused = pytest.raises(FolderError, match="in use by another process")
+    with room_for(0), folder.locked(), refused, folder.locked():
+        pass
+
+
+def test_a_folder_that_cannot_be_locked(tmp_path, monkeypatch, untrained):
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    assert f"{tmp_path / NAME} can't be locked: No locks available" in line(*RUN, "--out", tmp_path)
+
+
+# Files that are damaged or of another version ---------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory) -> Path:
+    """The folder of a run with a checkpoint, in its second epoch."""
+    out = tmp_path_factory.mktemp("interrupted")
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_at(patch, 6)
+        with pytest.raises(SystemExit):
+            command(*RUN, "--out", out)
+    return out / NAME
+
+
+@pytest.fixture
+def copy(tmp_path, interrupted) -> Path:
+    return Path(shutil.copytree(interrupted, tmp_path / NAME))
+
+
+def flipped(content: bytes, place: int) -> bytes:
+    return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+
+
+def plain(content: bytes) -> bytes:
+    """A checkpoint as it was before there were digests."""
+    return content.partition(b"\n")[2]
+
+
+DAMAGES = {
+    "empty": lambda content: b"",
+    "junk": lambda content: b"junk",
+    "truncated": lambda content: content[: len(content) // 2],
+    "in its digest": lambda content: flipped(content, 3),
+    "in its weights": lambda content: flipped(content, len(content) // 2),
+    "at its end": lambda content: flipped(content, len(content) - 1),
+    "longer": lambda content: content + b"x",
+    "truncated, without a digest": lambda content: plain(content)[: len(content) // 2],
+    "of another program": lambda content: saved({"weights": torch.zeros(2)}),
+    "no checkpoint": lambda content: saved([1, 2]),
+}
+
+
+def saved(what: object) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(what, buffer)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_checkpoint_is_not_resumed_from(copy, monkeypatch, unbroken, damage):
+    file = copy / "checkpoint.pt"
+    file.write_bytes(damage(file.read_bytes()))
+    with monkeypatch.context() as patch:
+        fail_in_training(patch, AssertionError("training goes on"))
+        said = line("resume", copy)
+    assert said.startswith(f"{file} is damaged")
+    assert "delete it, and the training that was under way begins anew" in said
+    assert f"python -m train_ref resume {copy}" in said
+    file.unlink()
+    command("resume", copy)
+    assert_same_run(copy, unbroken)
+
+
+def test_a_checkpoint_without_a_digest_is_resumed_from(copy, unbroken):
+    file = copy / "checkpoint.pt"
+    file.write_bytes(plain(file.read_bytes()))
+    assert torch.load(file, weights_only=True)["training"]["step_of_epoch"] == 2
+    command("resume", copy)
+    assert_same_run(copy, unbroken)
+
+
+def test_a_checkpoint_of_another_network(copy, untrained):
+    """As after a change of the network's definition."""
+    folder = RunFolder(copy)
+    checkpoint = folder.checkpoint()
+    assert checkpoint is not None
+    del checkpoint.training["network"]["head.bias"]
+    folder.write_checkpoint(checkpoint)
+    said = line("resume", copy)
+    assert f"{copy / 'checkpoint.pt'} is of another version of this network: delete it" in said
+
+
+def rewrite(file: Path, **changes: object) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+@pytest.mark.parametrize("doing", ["resume", "report"])
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ({"colour": "red"}, "there is no setting colour in this version: go on with the one that began"),
+        ({"margin": -1.0}, "--margin -1.0: must be 0 or greater"),
+        ({"epochs": "two"}, "eps-even-odd has other settings in this version: go on with the one that began"),
+    ],
+)
+def test_settings_of_another_version(copy, monkeypatch, untrained, doing, setting, said):
+    monkeypatch.setattr(command_line, "write_report", write_report)
+    settings = json.loads((copy / "config.json").read_text())["settings"]
+    settings["Triplet"] |= setting
+    rewrite(copy / "config.json", settings=settings)
+    before = tree(copy)
+    assert line(doing, copy).startswith(said)
+    assert tree(copy) == before
+
+
+@pytest.mark.parametrize("doing", ["resume", "report"])
+def test_an_experiment_of_another_version(copy, monkeypatch, untrained, doing):
+    monkeypatch.setattr(command_line, "write_report", write_report)
+    rewrite(copy / "config.json", experiment="eps-moon")
+    assert line(doing, copy).startswith("there is no experiment 'eps-moon' in this version: ")
+
+
+@pytest.mark.parametrize("doing", ["resume", "report"])
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("config.json", '{"experiment": "eps-', "is damaged"),
+        ("config.json", "\x00", "is damaged"),
+        ("config.json", "[]", "is not of a run: it needs backend, changes,"),
+        ("config.json", '{"experiment": "eps-even-odd"}', "is not of a run: it needs backend, changes,"),
+        ("metrics.jsonl", '{"cell": "Tri', "is damaged"),
+    ],
+)
+def test_damaged_files_are_named(copy, monkeypatch, untrained, doing, file, content, said):
+    monkeypatch.setattr(command_line, "write_report", write_report)
+    (copy / file).write_text(content)
+    assert line(doing, copy).startswith(f"{copy / file} {said}")
+
+
+def test_damaged_arrays_are_named(tmp_path, monkeypatch, unbroken):
+    monkeypatch.setattr(command_line, "write_report", write_report)
+    path = Path(shutil.copytree(unbroken, tmp_path / NAME))
+    file = next(path.joinpath("arrays").iterdir())
+    file.write_bytes(file.read_bytes()[:1000])
+    assert line("report", path).startswith(f"{file} is damaged: delete it")
+    file.unlink()
+    command("report", path)
 
 
 @pytest.mark.parametrize("place", ["fsync", "replace"])
@@ -376,7 +735,7 @@ def test_a_file_is_whole_or_the_old_one(tmp_path, monkeypatch, place, error):
         raise error
 
     monkeypatch.setattr(os, place, fail)
-    with pytest.raises(type(error)):
+    with pytest.raises(FolderError if isinstance(error, OSError) else type(error)):
         write_whole(file, b"new and longer")
     assert file.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [file]
@@ -955,6 +1314,32 @@ def test_every_number_of_the_settings_has_its_bounds():
 
 
 @pytest.mark.parametrize(
+    "changes",
+    [
+        {"positive": "nice"},
+        {"positive": "all"},
+        {"triplet": "cubic"},
+        {"distance": "taxi"},
+        {"network": "transformer"},
+        {"frozen": 3},
+        {"keep": ("shelf",)},
+        {"objective": "semi_hard", "trim": 0.5},
+        {"pretrained": True, "network": "resnet18"},
+        {"batch": 30},
+    ],
+)
+def test_what_is_wrong_with_the_last_row_is_said_before_the_first(tmp_path, monkeypatch, untrained, changes):
+    experiment = EXPERIMENTS["eps-even-odd"]
+    rows = (experiment.rows[0], dataclasses.replace(experiment.rows[1], changes=changes))
+    monkeypatch.setitem(EXPERIMENTS, "eps-even-odd", dataclasses.replace(experiment, rows=rows))
+    given = {name for name in changes if name in DIGITS}
+    arguments = [f"--{name.replace('_', '-')}={value}" for name, value in DIGITS.items() if name not in given]
+    first = [] if "batch" not in given else ["--per-class", "64"]
+    refusal("run", "eps-even-odd", *arguments, *first, "--data", tmp_path, "--out", tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["--batch", "30"], "a batch of 30 can't have 16 images of every class"),
@@ -989,8 +1374,17 @@ def test_wrong_settings_are_said_before_training(tmp_path, monkeypatch, argument
     assert not list(tmp_path.iterdir())  # so that the right command finds the place free
 
 
+def test_a_batch_without_a_triplet_is_said(tmp_path):
+    given = {**DIGITS, "network": "even_odd", "per_class": 1, "batch": 2, "pad": 0, "measured": "digit"}
+    arguments = [part for name, value in given.items() for part in (option(name), value)]
+    words = ["--no-pretrained", "--frozen", 0, "--batches", "pk", "--target", "parity", "--quick"]
+    said = line("run", "extreme-movement", *arguments, *words, "--epochs", 0, "--out", tmp_path)
+    assert said == "a batch of 2 images has no triplet: raise --per-class or --batch"
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_setting_that_does_not_exist_is_named():
-    with pytest.raises(ValueError, match=r"no setting 'colour'; there are .*margin"):
+    with pytest.raises(ValueError, match=r"no setting colour; there are .*margin"):
         changed(EVEN_ODD, {"colour": "red"})
 
 
@@ -1057,7 +1451,9 @@ def test_a_run_keeps_the_settings_it_was_begun_with(unbroken, monkeypatch):
     assert {each.settings.margin for each in found} == {0.2}
     assert found[0].settings.recall_at == (1, 5, 10)  # a tuple again
     monkeypatch.setitem(EXPERIMENTS, "eps-even-odd", dataclasses.replace(redefined, rows=experiment.rows[1:]))
-    with pytest.raises(ValueError, match=r"eps-even-odd has no row 'Triplet' any more: run it anew"):
+    with pytest.raises(
+        ValueError, match=r"eps-even-odd has no row 'Triplet' in this version: .* run it anew"
+    ):
         runner.cells_of(config)
 
 
@@ -1117,7 +1513,8 @@ def test_reports_are_written_anew(tmp_path, monkeypatch, capsys):
 def test_reproduce_runs_every_experiment(tmp_path, monkeypatch):
     """Each by a command of its own; what was begun before is gone on with, what fails is named."""
     begun, fails = "eps-cars", "eps-cub"
-    RunFolder(tmp_path / f"{begun}-desk-quick").create({})
+    with RunFolder(tmp_path / f"{begun}-desk-quick").begun({}):
+        pass
     commands, published = {}, []
 
     def run(arguments: list[str], **_: object) -> SimpleNamespace:
@@ -1344,20 +1741,45 @@ def test_demo_end_to_end(monkeypatch, capsys, tmp_path):
     assert any(file.stat().st_size > 10_000 for file in (tmp_path / NAME).rglob("*.png"))
 
 
-def test_demo_makes_room_for_itself_alone(monkeypatch, tmp_path, untrained):
-    """It does away with what an earlier demo left, and with nothing else."""
+def demo_arguments(out: Path, *more: object) -> list[str]:
+    return ["demo", "--no-speed-table", "--output", str(out), *map(str, more)]
+
+
+def test_demo_makes_room_for_itself_alone(monkeypatch, tmp_path, unbroken, untrained):
+    """It does away with the run that an earlier demo left, and with nothing else."""
     for changes, begins in (({"dataset": "digits", "size": 8}, True), ({"epochs": 3}, False)):
-        out = tmp_path / str(begins)
-        RunFolder(out / NAME).create({"changes": changes})
-        monkeypatch.setattr("sys.argv", ["demo", "--no-speed-table", "--output", str(out)])
+        path = Path(shutil.copytree(unbroken, tmp_path / str(begins) / NAME))
+        rewrite(path / "config.json", changes=changes)
+        (path / "notes.txt").write_text("nice")
+        before = tree(path)
+        monkeypatch.setattr("sys.argv", demo_arguments(path.parent))
         with pytest.raises(AssertionError if begins else SystemExit):
             demo.main()
-        assert (json.loads((out / NAME / "config.json").read_text())["changes"] != changes) == begins
+        assert tree(path) == ({"notes.txt": b"nice"} if begins else before)
 
 
-def test_demo_interrupted(monkeypatch, tmp_path):
+def test_demo_leaves_a_run_that_is_under_way(monkeypatch, capsys, tmp_path, unbroken, untrained):
+    path = Path(shutil.copytree(unbroken, tmp_path / NAME))
+    rewrite(path / "config.json", changes={"dataset": "digits", "size": 8})
+    monkeypatch.setattr("sys.argv", demo_arguments(tmp_path))
+    with RunFolder(path).locked():
+        before = tree(path)
+        with pytest.raises(SystemExit, match="is in use by process"):
+            demo.main()
+        assert tree(path) == before
+
+
+def test_demo_says_what_is_wrong(monkeypatch, tmp_path):
+    monkeypatch.setattr("sys.argv", demo_arguments(tmp_path / "out", "--seeds", 0))
+    with pytest.raises(SystemExit, match="--seeds 0: must be from 1"):
+        demo.main()
+    assert not list(tmp_path.iterdir())
+
+
+def test_demo_interrupted(monkeypatch, capsys, tmp_path):
     interrupt_at(monkeypatch, 1)
-    monkeypatch.setattr("sys.argv", ["demo", "--no-speed-table", "--output", str(tmp_path)])
+    monkeypatch.setattr("sys.argv", demo_arguments(tmp_path))
     with pytest.raises(SystemExit) as ended:
         demo.main()
-    assert f"python -m train_ref resume {tmp_path / NAME}" in str(ended.value.code)
+    assert ended.value.code == 130
+    assert f"python -m train_ref resume {tmp_path / NAME}" in capsys.readouterr().err

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from train_ref import __main__ as command_line
 from train_ref import data
 from train_ref.experiments import EXPERIMENTS
 from train_ref.experiments.verdicts import compared
@@ -95,8 +101,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def make(experiment: Experiment, records: list[dict[str, Any]], **changes: Any) -> RunFolder:
         monkeypatch.setitem(EXPERIMENTS, experiment.name, experiment)
         folder = RunFolder(tmp_path / f"{experiment.name}-desk")
-        folder.create(config(experiment.name, **changes))
-        folder.write_records(records)
+        with folder.begun(config(experiment.name, **changes)):
+            folder.write_records(records)
         return folder
 
     return make
@@ -216,7 +222,8 @@ def test_run_without_any_record_has_a_report(run):
 def test_every_experiment_has_a_report_before_its_first_record(tmp_path):
     for name in EXPERIMENTS:
         folder = RunFolder(tmp_path / name)
-        folder.create(config(name))
+        with folder.begun(config(name)):
+            pass
         text = write_report(folder, roots=[tmp_path]).read_text()
         assert text.startswith(f"# {name}\n")
         assert "its files are not here any more" in text
@@ -527,8 +534,8 @@ def test_images_that_may_not_be_shared_are_not_published(run, tmp_path, monkeypa
 def test_two_runs_of_an_experiment_go_by_their_folders(run, tmp_path):
     first = run(small(), FINALS)
     second = RunFolder(tmp_path / "again")
-    second.create(config("small", changes={"dim": 3}))
-    second.write_records(FINALS[:1])
+    with second.begun(config("small", changes={"dim": 3})):
+        second.write_records(FINALS[:1])
     target = tmp_path / "published"
     publish([first, second], target)
     assert {file.name for file in (target / "results").iterdir()} == {"small-desk", "again"}
@@ -536,3 +543,70 @@ def test_two_runs_of_an_experiment_go_by_their_folders(run, tmp_path):
     assert numbers["unfinished"][:2] == ["A <b> #1", "EPS + A <b> #0"]
     with pytest.raises(ValueError, match="under one name: small-desk"):
         publish([first, first], target)
+
+
+# Folders that can't be written to ---------------------------------------------------------------------------
+
+NOBODY = 65534
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that everybody may enter, which pytest's own are not."""
+    with tempfile.TemporaryDirectory() as path:
+        Path(path).chmod(0o755)
+        yield Path(path)
+
+
+@contextmanager
+def read_only(*folders: Path) -> Iterator[None]:
+    """Nothing can be written to the folders. Root could all the same, and is nobody for the time."""
+    user = os.geteuid()
+    for folder in folders:
+        folder.chmod(0o555)
+    try:
+        if user == 0:
+            os.seteuid(NOBODY)
+        yield
+    finally:
+        os.seteuid(user)
+        for folder in folders:
+            folder.chmod(0o755)
+
+
+def refusal(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> str:
+    """What `python -m train_ref report` ends with."""
+    monkeypatch.setattr("sys.argv", ["train_ref", "report", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        command_line.main()
+    assert isinstance(ended.value.code, str)
+    assert "\n" not in ended.value.code
+    return ended.value.code
+
+
+def test_a_report_in_a_read_only_folder(run, open_folder, monkeypatch):
+    path = Path(shutil.copytree(run(small(), FINALS).path, open_folder / "run"))
+    write_report(RunFolder(path))
+    before = (path / "report.md").read_text()
+    with read_only(path):
+        said = refusal(monkeypatch, path)
+    assert said == f"{path / 'report.md'} can't be written to: Permission denied"
+    assert (path / "report.md").read_text() == before
+
+
+def test_publishing_in_a_read_only_folder(run, open_folder, monkeypatch):
+    path = Path(shutil.copytree(run(small(), FINALS).path, open_folder / "run"))
+    target = open_folder / "published"
+    (target / "results" / "small").mkdir(parents=True)
+    (target / "results" / "small" / "old.png").touch()
+    path.chmod(0o777)
+    with read_only(target, target / "results", target / "results" / "small"):
+        said = refusal(monkeypatch, path, "--publish", target)
+    assert said == f"{target / 'results' / 'small' / 'old.png'}: Permission denied"
+
+
+def test_a_report_where_a_folder_is_in_its_place(run, monkeypatch):
+    folder = run(small(), FINALS)
+    (folder.path / "report.md").mkdir()
+    said = refusal(monkeypatch, folder.path)
+    assert said == f"{folder.path / 'report.md'} can't be written to: Is a directory"

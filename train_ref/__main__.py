@@ -16,29 +16,21 @@ import torch
 from torch import distributed
 
 from train_ref import runner
-from train_ref.data import DataError
 from train_ref.experiments import EXPERIMENTS
-from train_ref.folder import FolderError, RunFolder
+from train_ref.folder import RunFolder
 from train_ref.report.page import write_report
 from train_ref.report.publish import publish
 from train_ref.settings import DESK, PAPER, Settings, option
 from train_ref.trainer import Context
 
 OUT = Path("results")
-INTERRUPTED = 130  # what shells expect of a program that Ctrl-C ended
 
 
 def main() -> None:
     arguments = _parser().parse_args()
     try:
-        arguments.function(arguments)
-    except (DataError, FolderError, ValueError, ImportError, ArithmeticError) as error:
-        sys.exit(str(error))
-    except runner.StoppedError as stopped:
-        print(f"\nSaved. Go on with: python -m train_ref resume {stopped}", file=sys.stderr)
-        sys.exit(INTERRUPTED)
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+        with runner.errors_in_words():
+            arguments.function(arguments)
     finally:
         if distributed.is_initialized():
             distributed.destroy_process_group()
@@ -72,7 +64,7 @@ def resume(arguments: argparse.Namespace) -> None:
     folder = RunFolder(arguments.run)
     arguments.backend = folder.config()["backend"]
     context = _context(arguments)
-    runner.execute(folder, context)
+    runner.resume(folder, context)
     _report(folder, context)
 
 

@@ -9,8 +9,6 @@ and Fig. 2, there on MNIST). The images are those that scikit-learn carries: not
 from __future__ import annotations
 
 import argparse
-import shutil
-import sys
 from pathlib import Path
 
 import torch
@@ -18,7 +16,7 @@ import torch
 from bench.speed_table import speed_table
 from train_ref import runner
 from train_ref.experiments import EXPERIMENTS
-from train_ref.folder import FolderError, RunFolder
+from train_ref.folder import RunFolder
 from train_ref.outcome import Outcome
 from train_ref.settings import DESK
 from train_ref.trainer import Context
@@ -52,7 +50,8 @@ def train(output: Path, steps: int, epochs: int, seeds: int) -> None:
 
     earlier = RunFolder(output / f"{EXPERIMENT}-{DESK}")
     if earlier.config_file.exists() and earlier.config()["changes"].items() >= CHANGES.items():
-        shutil.rmtree(earlier.path)
+        with earlier.locked():
+            earlier.clear()
     print("Training on images of the digits 0–5, told even from odd alone; 6–9 it never sees", flush=True)
     changes = {**CHANGES, "steps": steps, "epochs": epochs, "seeds": seeds}
     folder = runner.new_run(EXPERIMENT, output, Context(), scale=DESK, changes=changes)
@@ -79,12 +78,8 @@ def main() -> None:
         speed_table()
         print()
     torch.set_num_threads(1)  # so small a network gains little from threads, and loses much on a busy machine
-    try:
+    with runner.errors_in_words():
         train(arguments.output, arguments.steps, arguments.epochs, arguments.seeds)
-    except runner.StoppedError as stopped:
-        sys.exit(f"\nSaved. Go on with: python -m train_ref resume {stopped}")
-    except FolderError as error:
-        sys.exit(str(error))
 
 
 if __name__ == "__main__":

@@ -205,6 +205,8 @@ class Movement(Train):
             if used.isdisjoint(triplet):
                 used.update(triplet)
                 chosen.append(triplet)
+        if not chosen:
+            raise ValueError(f"a batch of {len(labels)} images has no triplet: raise --per-class or --batch")
         return torch.tensor(chosen)
 
     @staticmethod

@@ -1,7 +1,8 @@
 """Runs all trainings of an experiment one after the other, saves after every epoch, and goes on where a run
 was broken off.
 
-Ctrl-C is answered after the step under way: the state is saved, and how to go on is said.
+Ctrl-C is answered after the step under way: the state is saved, and how to go on is said. Under torchrun the
+processes are one run: the first of them writes its folder and holds its lock.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import os
-import shutil
 import signal
 import statistics
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,20 +25,38 @@ from tqdm import tqdm
 
 import tripletops as T
 from bench import measure, peers
-from train_ref import data
-from train_ref.batches import batches
+from train_ref.data import DataError
 from train_ref.experiments import EXPERIMENTS
-from train_ref.folder import Record, RunFolder
+from train_ref.folder import Checkpoint, FolderError, Record, RunFolder
 from train_ref.procedures import PROCEDURES
-from train_ref.settings import Cell, Experiment, Settings
+from train_ref.settings import Cell, Experiment, Settings, unknown_settings
 from train_ref.trainer import Context, Step, Training
 from tripletops.evaluate import diameter
 
 TIMED_ROUNDS = 30
+ANOTHER_VERSION = "in this version: go on with the one that began the run, or run it anew"
+INTERRUPTED = 130  # what shells expect of a program that Ctrl-C ended
 
 
 class StoppedError(Exception):
     """The run in the folder that is named was interrupted and saved."""
+
+
+@contextmanager
+def errors_in_words() -> Iterator[None]:
+    """End the program by a sentence where its user can do something about an error; what remains are mistakes
+    of the program, which show where they were made."""
+    try:
+        yield
+    except (DataError, FolderError, ValueError, ImportError, ArithmeticError) as error:
+        sys.exit(str(error))
+    except OSError as error:
+        sys.exit(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    except StoppedError as stopped:
+        print(f"\nSaved. Go on with: python -m train_ref resume {stopped}", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
 
 
 class Interrupt:
@@ -83,16 +104,17 @@ def new_run(
     cells = cells_of(config)  # before the folder is made: a wrong setting makes none
     _check_backend(context)
     config["settings"] = {cell.row.key: dataclasses.asdict(cell.settings) for cell in cells}
-    if context.rank == 0:
-        folder.create(config)
-    _wait(context)
-    try:
+    with ExitStack() as held:
+        _once(context, lambda: held.enter_context(folder.begun(config)))
         execute(folder, context)
-    except (ValueError, data.DataError):
-        if context.rank == 0 and not folder.records():  # nothing was trained: the command can be given again
-            shutil.rmtree(folder.path)
-        raise
     return folder
+
+
+def resume(folder: RunFolder, context: Context) -> None:
+    """Go on with a run."""
+    with ExitStack() as held:
+        _once(context, lambda: held.enter_context(folder.locked()))
+        execute(folder, context)
 
 
 def _check_backend(context: Context) -> None:
@@ -112,15 +134,24 @@ def _check_backend(context: Context) -> None:
 def cells_of(config: Record) -> list[Cell]:
     """All trainings of a run. One that was begun keeps the settings that it was begun with, whatever has
     become of the experiment's since."""
-    experiment: Experiment = EXPERIMENTS[config["experiment"]]
+    name = config["experiment"]
+    if name not in EXPERIMENTS:
+        raise ValueError(f"there is no experiment {name!r} {ANOTHER_VERSION}")
+    experiment: Experiment = EXPERIMENTS[name]
     if "settings" not in config:
         return experiment.cells(config["scale"], _with_tuples(config["changes"]), config["quick"])
     rows = {row.key: row for row in experiment.rows if config["scale"] in row.scales}
     found = []
     for key, recorded in config["settings"].items():
         if key not in rows:
-            raise ValueError(f"{experiment.name} has no row {key!r} any more: run it anew")
-        found += rows[key].cells(Settings(**_with_tuples(recorded)))
+            raise ValueError(f"{name} has no row {key!r} {ANOTHER_VERSION}")
+        if unknown := unknown_settings(recorded):
+            raise ValueError(f"there is no setting {', '.join(unknown)} {ANOTHER_VERSION}")
+        try:
+            settings = Settings(**_with_tuples(recorded))
+        except TypeError as error:  # one is missing or of another type
+            raise ValueError(f"{name} has other settings {ANOTHER_VERSION} ({error})") from error
+        found += rows[key].cells(settings)
     return found
 
 
@@ -139,30 +170,47 @@ def keep_freed_memory() -> None:
 
 
 def execute(folder: RunFolder, context: Context) -> None:
-    """Do all that is still to be done of a run."""
+    """Do all that is still to be done of a run whose lock is held."""
     keep_freed_memory()
     config = folder.config()
     if config["processes"] != context.world:
         raise ValueError(
             f"{folder.path} was begun by {config['processes']} processes, not {context.world}: their shares "
-            "of a batch would be others"
+            f"of a batch would be others. Go on with torchrun --nproc-per-node {config['processes']}"
         )
-    experiment, cells = EXPERIMENTS[config["experiment"]], cells_of(config)
+    cells = cells_of(config)
+    experiment = EXPERIMENTS[config["experiment"]]
     records = folder.records()
     finished = {record["cell"] for record in records if "final" in record}
     done = [record for record in records if record["cell"] in finished]
-    first = Training(cells[0], context)
-    if context.rank == 0:
-        state_size = sum(tensor.nbytes for tensor in first.network.state_dict().values())
-        # Two checkpoints, of weights and Adam's two moments each, and the arrays.
-        folder.reserve(2 * 3 * state_size + len(cells) * 2**20)
+    left = [cell for cell in cells if cell.key not in finished]
+    steps, state_size = _rehearse(left, context)
     silent = None if context.rank == 0 else True
-    remaining = sum(_steps(cell, context) for cell in cells if cell.key not in finished)
-    with Interrupt() as interrupt, tqdm(total=remaining, unit="step", mininterval=1, disable=silent) as bar:
-        for cell in cells:
-            if cell.key not in finished:
-                training = first if cell is cells[0] else Training(cell, context)
+    try:
+        # Two checkpoints, of weights and Adam's two moments each, and the arrays.
+        _once(context, lambda: folder.reserve(2 * 3 * state_size + len(cells) * 2**20))
+        with Interrupt() as interrupt, tqdm(total=steps, unit="step", mininterval=1, disable=silent) as bar:
+            for cell in left:
+                training = Training(cell, context)
                 done += _train(experiment, training, folder, done, bar, interrupt, config["tensorboard"])
+    except FolderError as error:
+        raise FolderError(
+            f"{error}. When that is put right, go on with `python -m train_ref resume {folder.path}`"
+        ) from error
+
+
+def _rehearse(cells: list[Cell], context: Context) -> tuple[int, int]:
+    """Set up each kind of training once, so that what is wrong with the last one is said before the first
+    begins. Returns the steps of all of them and the bytes of the largest network."""
+    steps: dict[Settings, int] = {}
+    state_size = 0
+    for cell in cells:
+        if cell.settings not in steps:
+            training = Training(cell, context)
+            steps[cell.settings] = cell.settings.epochs * len(training.sampler)
+            size = sum(tensor.nbytes for tensor in training.network.state_dict().values())
+            state_size = max(state_size, size)
+    return sum(steps[cell.settings] for cell in cells), state_size
 
 
 def _train(
@@ -179,48 +227,44 @@ def _train(
     procedure = PROCEDURES[experiment.procedure](training)
     head = {"cell": cell.key, "row": cell.row.key, "seed": cell.seed}
     checkpoint = folder.checkpoint()
-    if checkpoint is not None and checkpoint["cell"] == cell.key:
-        training.load_state(checkpoint["training"])
-        history: list[Record] = checkpoint["history"]
+    if checkpoint is not None and checkpoint.cell == cell.key:
+        try:
+            training.load_state(checkpoint.training)
+        except (KeyError, RuntimeError, ValueError) as error:
+            raise folder.unfit_checkpoint("is of another version of this network") from error
+        history = checkpoint.history
         bar.update(len(training.steps) + sum(len(record.get("losses", ())) for record in history))
     else:
         history = [head | {"epoch": 0, "measures": procedure.before()}]
     writer = _tensorboard(folder, cell) if tensorboard and context.rank == 0 else None
 
     def save() -> None:
-        if context.rank == 0:
-            state = {"cell": cell.key, "training": training.state(), "history": history}
-            folder.write_checkpoint(state)
-            folder.write_records(done + history)
+        folder.write_checkpoint(Checkpoint(cell.key, training.state(), history))
+        folder.write_records(done + history)
+
+    def finish() -> None:
+        if training.kept:
+            folder.write_arrays(cell.key, {name: tensor.numpy() for name, tensor in training.kept.items()})
+        folder.write_records(done + history)
+        folder.drop_checkpoint()
 
     while training.epoch < training.settings.epochs:
         for step in training.epoch_steps():
             _show(bar, cell, step)
             if _anyone(interrupt.asked, context):
-                save()
+                _once(context, save)
                 raise StoppedError(folder.path)
         record = head | training.close_epoch()
         history.append(record | {"measures": procedure.after_epoch()})
-        save()
+        _once(context, save)
         if writer is not None:
             _write_scalars(writer, history[-1])
     final = head | {"final": True, "measures": procedure.after()}
     if cell.is_first and training.settings.epochs:
         final["timing"] = _timing(training, history)
     history.append(final)
-    if context.rank == 0:
-        if training.kept:
-            folder.write_arrays(cell.key, {name: tensor.numpy() for name, tensor in training.kept.items()})
-        folder.write_records(done + history)
-        folder.drop_checkpoint()
-    _wait(context)
+    _once(context, finish)
     return history
-
-
-def _steps(cell: Cell, context: Context) -> int:
-    """How many steps a training has."""
-    labels = context.dataset(cell.settings).train.labels[cell.settings.target]
-    return cell.settings.epochs * len(batches(cell.settings, labels, 0, num_replicas=1, rank=0))
 
 
 def _show(bar: tqdm[None], cell: Cell, step: Step) -> None:
@@ -263,9 +307,18 @@ def _anyone(asked: bool, context: Context) -> bool:
     return bool(flag)
 
 
-def _wait(context: Context) -> None:
+def _once(context: Context, action: Callable[[], object]) -> None:
+    """Have the first process do what is done once for all; where its folder fails it, all of them end."""
+    failed: list[FolderError | None] = [None]
+    if context.rank == 0:
+        try:
+            action()
+        except FolderError as error:
+            failed = [error]
     if context.world > 1:
-        distributed.barrier()
+        distributed.broadcast_object_list(failed)
+    if failed[0] is not None:
+        raise failed[0]
 
 
 def _tensorboard(folder: RunFolder, cell: Cell) -> Any:

@@ -8,7 +8,7 @@ of: every row with every seed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
@@ -112,11 +112,14 @@ def option(setting: str) -> str:
 
 def changed(settings: Settings, changes: Mapping[str, Any]) -> Settings:
     """`settings` with some replaced; one that does not exist is named."""
-    known = {each.name for each in fields(Settings)}
-    for name in changes:
-        if name not in known:
-            raise ValueError(f"there is no setting {name!r}; there are {', '.join(sorted(known))}")
+    if unknown := unknown_settings(changes):
+        known = ", ".join(sorted(vars(settings)))
+        raise ValueError(f"there is no setting {', '.join(unknown)}; there are {known}")
     return replace(settings, **changes)
+
+
+def unknown_settings(names: Iterable[str]) -> list[str]:
+    return sorted(set(names) - {each.name for each in fields(Settings)})
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ class Training:
         self.kept: dict[str, Tensor] = {}  # for figures
 
     def _check(self) -> None:
-        """Words that would fail only later, some of them after the training."""
+        """Refuse what would fail only later, some of it after the training."""
         settings, sets = self.settings, set(self.dataset.train.labels)
         splits = {"train", *self.dataset.tests}
         for name, words, known in (
@@ -118,6 +118,10 @@ class Training:
                 raise ValueError(
                     f"{name}: there is no {unknown} for {settings.dataset}; there are {there_are}"
                 )
+        # The objective knows which of its own words and numbers go together.
+        trial = OBJECTIVES[settings.objective](settings, 2, self.context.backend, torch.Generator())
+        emb = nn.functional.normalize(torch.randn(4, settings.dim)).to(self.context.device)
+        trial.to(self.context.device)(emb, torch.tensor([0, 0, 1, 1], device=self.context.device))
 
     def _optimizer(self) -> torch.optim.Optimizer:
         settings = self.settings
@@ -183,7 +187,10 @@ class Training:
         self.optimizer.step()
         value = loss.item()
         if value != value:
-            raise ArithmeticError(f"{self.cell.key}: the loss is NaN in epoch {self.epoch + 1}")
+            raise ArithmeticError(
+                f"{self.cell.key}: the loss is NaN in epoch {self.epoch + 1}: try a --learning-rate below "
+                f"{self.settings.learning_rate}, or --clip"
+            )
         active = (whole.grad != 0).any(dim=1).float().mean().item()
         seconds, loss_seconds = self._now() - start, after_loss - before_loss
         return Step(value, active, seconds, loss_seconds, whole.detach())

@@ -6,7 +6,6 @@ Nothing of it shows images of a data set that may not be shared, and nothing nam
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -70,12 +69,11 @@ def _publish_run(name: str, folder: RunFolder, target: Path, roots: Sequence[Pat
         for block in page.figures(drawing)
     ]
     place = target / "results" / name
-    place.mkdir(parents=True, exist_ok=True)
     for old in place.glob("*.png"):
         old.unlink()
     for block in pictures:
         if isinstance(block, Picture):
-            shutil.copyfile(folder.path / block.file, place / block.file)
+            write_whole(place / block.file, (folder.path / block.file).read_bytes())
     write_whole(place / "report.md", document.markdown(page.report(outcome, pictures, roots)).encode())
     write_whole(place / "numbers.json", json.dumps(numbers(outcome), indent=1, ensure_ascii=False).encode())
     return Published(name, outcome, pictures)
