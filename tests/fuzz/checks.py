@@ -296,13 +296,15 @@ def check_semihard(truth: Truth, p: Array, n: Array, d_ap: Array, d_an: Array) -
     there = np.isfinite(beyond).any(1)
     right = mask_of(truth, rows, p) | mask_of(truth, rows[there], beyond[there].argmin(1))
     bound = truth.bound_of(right) + truth.key_error[rows] + truth.key_error[rows, p][:, None]
-    # The threshold is a key as well; and distances as they are reported decide what is strictly farther.
-    clearly = truth.d[rows] - truth.error[rows] > truth.d[rows, p][:, None] + truth.error[rows, p][:, None]
+    # The threshold is a key as well. Distances as they are reported decide what is strictly farther and, where
+    # the keys found something that is not, what is nearest.
+    d, error = truth.d[rows], truth.error[rows]
+    clearly = d - error > truth.d[rows, p][:, None] + truth.error[rows, p][:, None]
     surely = (square > threshold + bound) & clearly & ~truth.overflows[rows, p][:, None]
     need(not (surely.any(1) & (n < 0)).any(), "picks", f"no {what} where there is one")
-    nearest = np.where(surely, square + bound, np.inf).min(1)
+    nearest, reported = (np.where(surely, most, np.inf).min(1) for most in (square + bound, d + error))
     chosen = np.arange(len(rows)), n
-    too_far = (n >= 0) & (square[chosen] > nearest + bound[chosen])
+    too_far = (n >= 0) & (square[chosen] > nearest + bound[chosen]) & ((d - error)[chosen] > reported)
     too_near = (n >= 0) & (square[chosen] < threshold[:, 0] - bound[chosen])
     need(not too_far.any(), "picks", f"{what}: a nearer one would do")
     need(not too_near.any(), "picks", f"{what}: nearer than the positive")
