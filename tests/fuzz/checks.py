@@ -296,8 +296,8 @@ def check_semihard(truth: Truth, p: Array, n: Array, d_ap: Array, d_an: Array) -
     there = np.isfinite(beyond).any(1)
     right = mask_of(truth, rows, p) | mask_of(truth, rows[there], beyond[there].argmin(1))
     bound = truth.bound_of(right) + truth.key_error[rows] + truth.key_error[rows, p][:, None]
-    # The threshold is a key as well. Distances as they are reported decide what is strictly farther and, where
-    # the keys found something that is not, what is nearest.
+    # The threshold is a key as well. Distances as they are reported decide what is strictly farther. Where
+    # the keys found something that is not, they decide what is nearest, too.
     d, error = truth.d[rows], truth.error[rows]
     clearly = d - error > truth.d[rows, p][:, None] + truth.error[rows, p][:, None]
     surely = (square > threshold + bound) & clearly & ~truth.overflows[rows, p][:, None]
