@@ -183,8 +183,8 @@ void survey(const Rows& rows, const int32_t* index, int32_t begin, int32_t end, 
             Normaliser* units, T* sums, T* largest, T* buffer) {
   constexpr int lanes = kLanes<T>;
   const int64_t width = rows.width;
-  Vector<T> least[lanes] =
-      {};  // by row, minus the largest deviation: one operation keeps the least, and no NaN
+  // By row, minus the largest deviation: one operation keeps the least, and no NaN.
+  Vector<T> least[lanes] = {};
   for (int32_t i = begin; i < end; ++i) {
     const T* row = load_row(rows, index[i], buffer);
     if (units) {
