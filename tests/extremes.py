@@ -110,6 +110,19 @@ def check_rows_that_differ_by_a_tiny_number(name: str) -> None:
     assert (found.double() - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
+HUGE = {torch.bfloat16: 122, torch.float32: 122, torch.float64: 1018}
+
+
+def check_huge(name: str, dtype: torch.dtype, options: dict[str, Any]) -> None:
+    """Distances, and margins added to them, that are too large for the type make nothing NaN."""
+    rows, labels = integers(12, 6)
+    emb = (rows * 2.0 ** HUGE[dtype]).to(dtype)
+    for distance in ("euclidean", "sqeuclidean"):
+        loss, slope = gradient(name, emb, labels, distance=distance, **options)
+        assert not loss.isnan()
+        assert not slope.isnan().any()
+
+
 OUTLIER_LOSSES = {
     "batch_hard_loss": {},
     "semi_hard_loss": {},

@@ -7,10 +7,13 @@ import itertools
 import pytest
 import torch
 from extremes import (
+    ALWAYS,
     COSINE,
     EUCLIDEAN,
+    HUGE,
     OUTLIER_LOSSES,
     Outlier,
+    check_huge,
     check_others,
     check_rows_that_differ_by_a_tiny_number,
     check_tiny_cosine,
@@ -35,6 +38,17 @@ def test_gradients_of_the_cosine_of_subnormal_rows(name, dtype, tiny_rows):
 @pytest.mark.parametrize("name", EUCLIDEAN)
 def test_gradients_of_rows_that_differ_by_a_tiny_number(name):
     check_rows_that_differ_by_a_tiny_number(name)
+
+
+@pytest.mark.parametrize("name", EUCLIDEAN)
+@pytest.mark.parametrize("dtype", HUGE)
+def test_nothing_is_nan_where_distances_are_too_large(name, dtype):
+    margin = float(torch.finfo(dtype).max) / 8
+    options = {key: margin if value == ALWAYS else value for key, value in EUCLIDEAN[name].items()}
+    check_huge(name, dtype, EUCLIDEAN[name])
+    check_huge(name, dtype, options)
+    if name in ("batch_hard_loss", "batch_all_loss"):
+        check_huge(name, dtype, {"loss": "soft_margin"})
 
 
 @pytest.mark.parametrize("name", OUTLIER_LOSSES)

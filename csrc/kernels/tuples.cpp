@@ -112,7 +112,14 @@ struct ManyTuples : Streamed<T> {
 
   // Every triplet: a positive makes a threshold for the anchor's negatives.
 
-  T threshold_of(T d_ap) const { return is(Tuples::batch_all) ? d_ap + T(parameters[0]) : d_ap; }
+  // An infinite threshold would make NaN of the terms that it does not have.
+  static T within_type(double threshold) {
+    return T(std::min(threshold, double(std::numeric_limits<T>::max())));
+  }
+
+  T threshold_of(T d_ap) const {
+    return is(Tuples::batch_all) ? within_type(double(d_ap + T(parameters[0]))) : d_ap;
+  }
 
   void set_triplet_costs() {
     const int64_t* begin = positive_lists();
@@ -160,7 +167,7 @@ struct ManyTuples : Streamed<T> {
   void set_pair_costs() {
     int64_t* begin = scratch.template take<int64_t>(anchors() + 1);
     T* threshold = scratch.template take<T>(anchors());
-    for (int32_t a = 0; a < anchors(); ++a) begin[a] = a, threshold[a] = T(negative_end(a));
+    for (int32_t a = 0; a < anchors(); ++a) begin[a] = a, threshold[a] = within_type(negative_end(a));
     begin[anchors()] = anchors();
     set_thresholds(begin, threshold);
   }

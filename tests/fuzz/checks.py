@@ -26,7 +26,7 @@ from helpers import (
 )
 from torch import Tensor
 
-from fuzz.cases import ONE_TRIPLET, Case
+from fuzz.cases import MANY_TUPLES, ONE_TRIPLET, Case
 from fuzz.oracle import Allowed, Array, Outcome, Real, Truth, real, terms_of
 from tripletops.backends import INTERPRETED
 
@@ -380,9 +380,25 @@ def need_within(
         raise BrokenError(check, f"{what} {describe_worst(error, off, right)}")
 
 
+def beyond_type(truth: Truth, call: ManyTuples) -> bool:
+    """Whether an objective over many tuples may not fit its type; then only NaN would be wrong.
+
+    A distance plus a margin is held in that type, and in float64 the sum of an anchor's terms.
+    """
+    if call.function not in MANY_TUPLES or not truth.unlimited.size:
+        return False
+    margins = (call.options.get(name) or 0.0 for name in ("margin", "pos_margin", "neg_margin", "alpha"))
+    largest = truth.unlimited.max() + max(margins)
+    terms = truth.unlimited.size if truth.type.bits == 64 else 1
+    return bool(largest * terms >= Real(truth.type.max))
+
+
 def loss_checks(case: Case, truth: Truth, picks: Any, result: Result) -> Iterator[Callable[[], None]]:
     call, reduction = case.call, case.call.options["reduction"]
     pairs = None if picks is None else (picks.positive.numpy(), picks.negative.numpy())
+    if beyond_type(truth, call):
+        yield lambda: need(not result.loss.isnan().any(), "loss", "it is NaN")
+        return
     groups = terms_of(truth, call, pairs)
     outcome = Outcome(truth, groups, reduction)
     if result.active is not None:

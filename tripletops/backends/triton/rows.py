@@ -176,7 +176,8 @@ def _lifts(rows: Tensor) -> Tensor:
 
 
 def _times(rows: Tensor, lift: Tensor | None) -> Tensor:
-    return rows if lift is None else rows * lift[:, None].to(rows.dtype)
+    # A product of rows that overlap in memory would not have its elements side by side.
+    return rows if lift is None else (rows * lift[:, None].to(rows.dtype)).contiguous()
 
 
 def lifted(rows: Tensor, distance: int) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -260,7 +260,7 @@ class Tuples:
 
     def thresholds(self, d_ap: Tensor) -> Tensor:
         margin = 0.0 if self.soft else self.parameters[0]
-        return (d_ap + margin).nan_to_num(nan=-inf, posinf=inf)
+        return (d_ap + margin).nan_to_num(nan=-inf)  # within the type: the sum may be infinite
 
     def batch_all(self) -> tuple[Tensor, Tensor]:
         """(L,) losses and numbers of active terms."""
