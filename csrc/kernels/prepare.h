@@ -204,7 +204,7 @@ struct Prepared {
     return median;
   }
 
-  // Whether most rows lie no farther away from 0 than from the origin.
+  // Whether most rows lie clearly nearer to 0 than to the origin.
   bool lies_around_zero(const std::vector<const T*>& sample, Extent extent) const {
     std::vector<T> sizes;
     for (const T* row : sample) {
@@ -214,7 +214,7 @@ struct Prepared {
     }
     std::sort(sizes.begin(), sizes.end());
     const T median = sizes[sizes.size() / 2];
-    return median == 0 || std::ilogb(median) <= extent.median;
+    return median == 0 || std::ilogb(median) < extent.median;
   }
 
   Frame<T> unit_frame(const double* sums, int64_t rows) {
@@ -225,7 +225,7 @@ struct Prepared {
 
   // The centre lies a whole number of sixteenths of the spread away from the origin: data on a grid stays on
   // one, and its ties stay ties. Outliers move the mean away from all other rows; then the centre is the
-  // origin, or 0 where that is as near to most rows. And the scale lies in the middle between the two, so
+  // origin, or 0 where that is nearer to most rows. And the scale lies in the middle between the two, so
   // that the squares of neither leave the exponents of T, unless outliers are more than 2^100 (float) or
   // 2^800 (double) times as far away as most rows.
   Frame<T> grid_frame(const double* sums, int64_t rows, const T* origin, const std::vector<const T*>& sample,

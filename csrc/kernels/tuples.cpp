@@ -152,6 +152,8 @@ struct ManyTuples : Streamed<T> {
         negative_loss[a] += double(below) * double(costs.threshold[i]);
         negative_terms[a] += double(below);
       }
+      // In float64 both parts may have overflowed.
+      if (std::isnan(negative_loss[a])) negative_loss[a] = std::numeric_limits<double>::infinity();
     });
   }
 

@@ -279,7 +279,7 @@ def _grid_frame(sides: list[Tensor], kept: list[Tensor], kind: torch.dtype) -> t
     The origin is the median of some rows, coordinate by coordinate: it lies among most rows, wherever a few
     others are, and on the grid that rows may lie on. The centre lies a whole number of sixteenths of the
     spread away from it: data on a grid stays on one, and its ties stay ties. Outliers move the mean away from
-    all other rows; then the centre is the origin, or 0 where that is as near to most rows. And the scale lies
+    all other rows; then the centre is the origin, or 0 where that is nearer to most rows. And the scale lies
     in the middle between the two, so that the squares of neither leave the exponents of `kind`.
     """
     rows, mask = sides[-1], kept[-1]
@@ -297,7 +297,7 @@ def _grid_frame(sides: list[Tensor], kept: list[Tensor], kind: torch.dtype) -> t
     number = torch.stack([there.sum() for there in kept]).sum().clamp(min=1)
     largest, median = _extent(torch.cat([*map(_sizes, away), origin.new_zeros(1)]), number + 1)
     outliers = largest - median > 5
-    around_zero = outliers & (_exponents(_median(_sizes(sample))) <= median)
+    around_zero = outliers & (_exponents(_median(_sizes(sample))) < median)
     middle = largest - ((largest - median) // 2).clamp(max=50 if kind == torch.float32 else 400)
     limit = 126 if kind == torch.float32 else 1022
     scale = _power_of_two(-(middle.where(outliers, largest) + 1).clamp(-limit, limit))
