@@ -45,7 +45,8 @@ bool half_squares(const Walk<T>& walk, int32_t row, int32_t column, const T* rea
         const Vector<T> apart = norms - load_vector<T>(products + r * columns + at);
         const Vector<T> value = apart > 0 ? apart : Vector<T>{};
         store_vector(value, half + r * kBlockRows + panel * columns + at);
-        close |= ~lanes_not_above(norms * T(kNear), value) & kAllLanes<T>;
+        const Vector<T> bar = multiply_add(norms, broadcast<T>(T(kNear)), broadcast<T>(walk.tiny));
+        close |= ~lanes_not_above(bar, value) & kAllLanes<T>;
         if (reach) {
           Vector<T> farthest = row_reach;
           if (both) {
@@ -59,7 +60,8 @@ bool half_squares(const Walk<T>& walk, int32_t row, int32_t column, const T* rea
       if (__builtin_expect(close && near, 0))
         for (int c = 0; c < columns; ++c) {
           const int32_t at = r * kBlockRows + panel * columns + c;
-          if (half[at] < (row_halves[r] + column_halves[c]) * T(kNear)) near[found++] = at;
+          const T norms = row_halves[r] + column_halves[c];
+          if (half[at] < multiply_add_one(norms, T(kNear), walk.tiny)) near[found++] = at;
         }
     }
   }

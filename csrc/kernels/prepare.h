@@ -235,6 +235,7 @@ struct Prepared {
     const bool outliers = extent.largest - extent.median > kOrdinary;
     const int middle = extent.largest - std::min((extent.largest - extent.median) / 2, room);
     scale = std::ldexp(1.0, -std::clamp(outliers ? middle : extent.largest, -limit, limit));
+    if (outliers) walk.tiny = T(sizeof(T) == sizeof(float) ? 0x1p-100 : 0x1p-900);
     if (outliers && lies_around_zero(sample, extent)) return {zeros(), T(scale), nullptr};
     T* centre = scratch.template take<T>(width);
     for (int64_t d = 0; d < width; ++d) {

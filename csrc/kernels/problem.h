@@ -95,6 +95,7 @@ struct Walk {
   const int32_t* candidate_begin = nullptr;  // class -> first candidate position; one more entry at the end
   Rule positive = Rule::nothing, negative = Rule::nothing;
   const T* floor = nullptr;  // Rule::beyond: the key of each anchor's positive
+  T tiny = 0;                // half squared distances below it may have lost their digits to underflow
 };
 
 // What the negatives of an anchor cost, all of them. Anchors and candidates are counted by position.
