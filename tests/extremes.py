@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from helpers import T
+from helpers import Batch, T, labels_of
 from torch import Tensor
 
 import tripletops
@@ -108,6 +108,15 @@ def check_rows_that_differ_by_a_tiny_number(name: str) -> None:
     _, found = gradient(name, rows.float(), labels, **EUCLIDEAN[name])
     _, expected = gradient(name, rows, labels, **EUCLIDEAN[name], backend="reference")
     assert (found.double() - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+def nearly_parallel(count: int, width: int, seed: int) -> Batch:
+    """Rows that differ in their last bits alone: their unit rows, rounded to float32, would be equal."""
+    generator = torch.Generator().manual_seed(seed)
+    offset = 2.0**30 * torch.randn(width, generator=generator)
+    last_bit = torch.finfo(torch.float32).eps * offset
+    rows = offset + last_bit * torch.randint(-1, 2, (count, width), generator=generator)
+    return Batch(rows, labels_of(count, 4, generator))
 
 
 HUGE = {torch.bfloat16: 122, torch.float32: 122, torch.float64: 1018}

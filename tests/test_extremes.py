@@ -18,8 +18,9 @@ from extremes import (
     check_rows_that_differ_by_a_tiny_number,
     check_tiny_cosine,
     check_tiny_euclidean,
+    nearly_parallel,
 )
-from helpers import DTYPES
+from helpers import DTYPES, Objective, Truth, check
 
 
 @pytest.mark.parametrize("name", EUCLIDEAN)
@@ -38,6 +39,14 @@ def test_gradients_of_the_cosine_of_subnormal_rows(name, dtype, tiny_rows):
 @pytest.mark.parametrize("name", EUCLIDEAN)
 def test_gradients_of_rows_that_differ_by_a_tiny_number(name):
     check_rows_that_differ_by_a_tiny_number(name)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("count", "width"), [(96, 3), (600, 8), (600, 33)])
+def test_picks_among_rows_that_are_nearly_parallel(count, width, seed):
+    truth = Truth(nearly_parallel(count, width, seed), "cosine")
+    for positive, negative in (("hard", "hard"), ("easy", "semihard"), ("easy", "easy")):
+        check(truth, positive, negative, Objective("cosine"))
 
 
 @pytest.mark.parametrize("name", EUCLIDEAN)

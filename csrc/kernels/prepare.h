@@ -97,8 +97,8 @@ struct Prepared {
   // Adds the deviations from `origin`, times kShrink, to `sums`, and the exponents of the largest one of each
   // row to `exponents`, but for rows that are the origin, and for unit rows. False on a non-finite element.
   // Deviations whose sums overflow are surveyed again, shrunk.
-  bool survey_side(const Rows& rows, const Order& order, const T* origin, Normaliser* units, double* sums,
-                   std::vector<int>* exponents) {
+  bool survey_side(const Rows& rows, const Order& order, const T* origin, Normaliser* units,
+                   const double* unit_origin, double* sums, std::vector<int>* exponents) {
     const int64_t chunks = (order.count + kRowsPerTask - 1) / kRowsPerTask;
     T* partial = scratch.template take<T>(chunks * (width + 1));  // sums, and what they were multiplied by
     T* largest = scratch.template take<T>(order.count);
@@ -108,8 +108,8 @@ struct Prepared {
       const auto survey = [&](T shrink) {
         std::fill(sum, sum + width, T(0));
         sum[width] = shrink;
-        kernels.survey(rows, order.index, int32_t(begin), int32_t(end), origin, shrink, units, sum,
-                       largest + begin, buffers[worker]);
+        kernels.survey(rows, order.index, int32_t(begin), int32_t(end), origin, shrink, units, unit_origin,
+                       sum, largest + begin, buffers[worker]);
       };
       survey(1);
       if (kernels.all_finite(sum, width)) return;
@@ -184,8 +184,9 @@ struct Prepared {
 
   // The median of the sample, coordinate by coordinate: it lies among most rows, wherever a few others are,
   // and on the grid that rows may lie on.
-  const T* median_row(const std::vector<const T*>& sample) {
-    T* median = scratch.template take<T>(width);
+  template <class V>
+  const V* median_row(const std::vector<const V*>& sample) {
+    V* median = scratch.template take<V>(width);
     switch (sample.size()) {
       case 1:
         return sample[0];
@@ -204,6 +205,18 @@ struct Prepared {
     return median;
   }
 
+  // The same of the unit rows.
+  const double* median_unit(const std::vector<const T*>& sample) {
+    std::vector<const double*> units;
+    for (const T* row : sample) {
+      const Normaliser unit = kernels.normalise(row, width);
+      double* values = scratch.template take<double>(width);
+      for (int64_t d = 0; d < width; ++d) values[d] = double(row[d]) * unit.scale / unit.norm;
+      units.push_back(values);
+    }
+    return median_row(units);
+  }
+
   // Whether most rows lie clearly nearer to 0 than to the origin.
   bool lies_around_zero(const std::vector<const T*>& sample, Extent extent) const {
     std::vector<T> sizes;
@@ -217,9 +230,9 @@ struct Prepared {
     return median == 0 || std::ilogb(median) < extent.median;
   }
 
-  Frame<T> unit_frame(const double* sums, int64_t rows) {
+  Frame<T> unit_frame(const double* sums, int64_t rows, const double* unit_origin) {
     double* centre = scratch.template take<double>(width);
-    for (int64_t d = 0; d < width; ++d) centre[d] = sums[d] / double(rows) / kShrink;
+    for (int64_t d = 0; d < width; ++d) centre[d] = unit_origin[d] + sums[d] / double(rows) / kShrink;
     return {zeros(), 1, centre};
   }
 
@@ -257,11 +270,13 @@ struct Prepared {
     const int64_t rows = classes.candidates.count + (batch.self_mining ? 0 : classes.anchors.count);
     if (rows == 0) return true;
     exponents.reserve(size_t(rows));
-    const std::vector<const T*> sample = cosine ? std::vector<const T*>() : sample_rows(rows);
+    const std::vector<const T*> sample = sample_rows(rows);
     const T* origin = cosine ? zeros() : median_row(sample);
-    if (!survey_side(batch.candidates, classes.candidates, origin, candidate_units, sums, &exponents) ||
+    const double* unit_origin = cosine ? median_unit(sample) : nullptr;
+    if (!survey_side(batch.candidates, classes.candidates, origin, candidate_units, unit_origin, sums,
+                     &exponents) ||
         (!batch.self_mining &&
-         !survey_side(batch.anchors, classes.anchors, origin, anchor_units, sums, &exponents)))
+         !survey_side(batch.anchors, classes.anchors, origin, anchor_units, unit_origin, sums, &exponents)))
       return false;
 
     walk.width = width;
@@ -269,8 +284,8 @@ struct Prepared {
     walk.candidate_begin = classes.candidates.begin;
     place_self();
     if (!wants_products) return true;
-    frame =
-        cosine ? unit_frame(sums, rows) : grid_frame(sums, rows, origin, sample, extent_of(exponents, rows));
+    frame = cosine ? unit_frame(sums, rows, unit_origin)
+                   : grid_frame(sums, rows, origin, sample, extent_of(exponents, rows));
     const auto side = [](const Order& order, int lanes) {
       return Side<T>{order.count, lanes, order.index, order.group, {}};
     };

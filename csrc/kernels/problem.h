@@ -166,10 +166,11 @@ struct Kernels {
   void (*store)(const T* values, int64_t width, Storage, void* row);
   bool (*all_finite)(const T* values, int64_t count);
   // Adds the deviations of rows [begin, end) of `index` from `origin`, times `shrink`, to sums and stores the
-  // largest one of each row in `largest`; with `units` it normalises the rows first. A non-finite element
-  // makes its sum non-finite.
+  // largest one of each row in `largest`. With `units` it first normalises the rows and takes `unit_origin`
+  // away, in double: unit rows that nearly agree would lose their differences to the rounding of T. A
+  // non-finite element makes its sum non-finite.
   void (*survey)(const Rows&, const int32_t* index, int32_t begin, int32_t end, const T* origin, T shrink,
-                 Normaliser* units, T* sums, T* largest, T* buffer);
+                 Normaliser* units, const double* unit_origin, T* sums, T* largest, T* buffer);
   // The framed row, and half its squared norm; `unit` is null but for cosine. Rounds as `pack` does.
   T (*frame)(const T* row, const Frame<T>&, const Normaliser* unit, int64_t width, T* framed);
   // Packs panel `panel` of `side` into the first of `panels`. `buffer`: kBufferRows rows and more.

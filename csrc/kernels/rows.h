@@ -180,7 +180,7 @@ TRIPLETOPS_INLINE void store_largest(Vector<T> (&least)[kLanes<T>], int32_t coun
 
 template <class T>
 void survey(const Rows& rows, const int32_t* index, int32_t begin, int32_t end, const T* origin, T shrink,
-            Normaliser* units, T* sums, T* largest, T* buffer) {
+            Normaliser* units, const double* unit_origin, T* sums, T* largest, T* buffer) {
   constexpr int lanes = kLanes<T>;
   const int64_t width = rows.width;
   // By row, minus the largest deviation: one operation keeps the least, and no NaN.
@@ -189,7 +189,8 @@ void survey(const Rows& rows, const int32_t* index, int32_t begin, int32_t end, 
     const T* row = load_row(rows, index[i], buffer);
     if (units) {
       const Normaliser unit = units[index[i]] = normalise(row, width);
-      for (int64_t d = 0; d < width; ++d) buffer[d] = T(double(row[d]) * unit.scale / unit.norm);
+      for (int64_t d = 0; d < width; ++d)
+        buffer[d] = T(double(row[d]) * unit.scale / unit.norm - unit_origin[d]);
       row = buffer;
     }
     Vector<T> own = Vector<T>{};

@@ -12,8 +12,9 @@ from extremes import (
     check_others,
     check_tiny_cosine,
     check_tiny_euclidean,
+    nearly_parallel,
 )
-from helpers import DEVICE
+from helpers import DEVICE, Truth, check
 
 TYPES = [
     torch.float16,
@@ -48,3 +49,9 @@ def test_outliers_do_not_spoil_the_others(name, size):
     check_others(name, Outlier(8, 8, (0,), size))
     check_others(name, Outlier(40, 8, (20,), size, 1e3))
     check_others(name, Outlier(24, 16, (1, 9, 20), size))
+
+
+def test_picks_among_rows_that_are_nearly_parallel():
+    truth = Truth(nearly_parallel(40, 8, seed=0), "cosine")
+    for positive, negative in (("hard", "hard"), ("easy", "semihard")):
+        check(truth, positive, negative)
