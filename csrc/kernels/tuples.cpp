@@ -176,15 +176,17 @@ struct ManyTuples : Streamed<T> {
 
   void add_positive_terms() {
     for_each_anchor([&](int32_t a, T* rows) {
+      long double loss = 0;  // the roundings of many equal terms would add up
       const auto add = [&](int32_t, T d) {
         const double z = double(d) - positive_start(a);
-        if (z > 0) positive_loss[a] += z, ++positive_terms[a];
+        if (z > 0) loss += z, ++positive_terms[a];
       };
       const int64_t picked = state.positive[row_of(a)];
       if (!picks_positives())
         each_positive(a, rows, add);
       else if (picked >= 0)
         add(int32_t(picked), distance_of(a, int32_t(picked), rows));
+      positive_loss[a] = double(loss);
     });
   }
 
