@@ -6,6 +6,7 @@
 #   make test      the tests, then those of the GPU kernels in Triton's interpreter
 #   make test-gpu  the tests and the speed table on a GPU
 #   make fuzz      100,000 calls of all functions with rows of all kinds (some twenty minutes; stopped, it goes on)
+#   make words     the type stub and the README's tables, written anew from tripletops/_words.py
 #   make lint      ruff, mypy and clang-format
 #   make bench     every row of both speed tables, core and dense (some ten minutes)
 #   make sanitize  the kernel tests under the address and undefined-behaviour sanitizers
@@ -22,7 +23,7 @@ PIP := $(PY) -m pip --disable-pip-version-check
 PACKAGES := $(VENV)/packages.stamp
 LINTERS := $(VENV)/linters.stamp
 BUILT := $(VENV)/built.stamp
-CSRC := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.hpp' -o -name '*.inc' 2>/dev/null)
+CSRC := $(shell find csrc -name '*.cpp' -o -name '*.h' 2>/dev/null)
 
 # What could leak in from the caller's shell: other Python environments, and compiler flags, of which -march=native
 # or -ffast-math would change what the kernels compute.
@@ -30,16 +31,18 @@ unexport PYTHONPATH PYTHONHOME PYTHONSTARTUP VIRTUAL_ENV CONDA_PREFIX PIP_USER P
 unexport CFLAGS CXXFLAGS CPPFLAGS LDFLAGS TRIPLETOPS_SANITIZE TRITON_INTERPRET
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: demo test test-gpu fuzz lint bench sanitize clean
+.PHONY: demo test test-gpu fuzz words lint bench sanitize clean
 
 demo: $(BUILT)
 	@$(PY) -m train_ref.demo
 
 # Triton asks for the interpreter when it is imported, so a process either interprets kernels or compiles them. The
 # interpreter needs one core, so it runs beside the rest, and its output comes last.
+INTERPRETED := tests/backends --ignore=tests/backends/cpu --ignore=tests/backends/test_registry.py
+
 test: $(BUILT)
 	@mkdir -p build; \
-	TRITON_INTERPRET=1 TRIPLETOPS_BACKEND=triton $(PY) -m pytest tests/interpreter >build/interpreter.log 2>&1 & \
+	TRITON_INTERPRET=1 TRIPLETOPS_BACKEND=triton $(PY) -m pytest $(INTERPRETED) >build/interpreter.log 2>&1 & \
 	interpreter=$$!; trap 'kill $$interpreter' INT TERM; \
 	failed=0; $(PY) -m pytest || failed=1; \
 	wait $$interpreter || failed=1; \
@@ -52,7 +55,7 @@ test: $(BUILT)
 GPU_PYTHON ?= $(PY)
 FIND_GPU := import sys, torch; found = torch.cuda.is_available(); \
   found or print("No GPU here that torch", torch.__version__, "could use: nothing was run"); sys.exit(found)
-GPU_TESTS := tests/interpreter $(patsubst %,tests/test_%.py,triplet tuples nn errors)
+GPU_TESTS := $(INTERPRETED) tests/test_nn.py tests/test_arguments.py
 
 test-gpu: $(if $(filter $(PY),$(GPU_PYTHON)),$(BUILT))
 	@if ! $(GPU_PYTHON) -c '$(FIND_GPU)'; then \
@@ -65,6 +68,9 @@ FUZZ ?=
 
 fuzz: $(BUILT)
 	@$(PY) -m tests.fuzz $(FUZZ)
+
+words: $(BUILT)
+	@$(PY) docs/write.py
 
 lint: $(BUILT) $(LINTERS)
 	ruff check .
@@ -83,7 +89,7 @@ sanitize: $(BUILT)
 	TRIPLETOPS_KERNELS_PATH="$$(ls build/sanitize/tripletops/_kernels*.so)" \
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONMALLOC=malloc \
-	$(PY) -m pytest --noconftest -p no:cacheprovider tests/test_kernels.py
+	$(PY) -m pytest --noconftest -p no:cacheprovider tests/backends/cpu/test_kernels.py
 
 clean:
 	rm -rf $(VENV) build dist results/demo *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
@@ -108,7 +114,7 @@ $(PACKAGES): $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 	@$(PIP) install -qq -c constraints.txt torch numpy 'setuptools>=77' 'pybind11>=2.13' ninja
 	@touch $@
 
-$(BUILT): $(PACKAGES) setup.py $(CSRC)
+$(BUILT): $(PACKAGES) setup.py csrc/words.py tripletops/_words.py $(CSRC)
 	@echo "Building tripletops"
 	@$(PIP) install -qq -c constraints.txt --no-build-isolation -e '.[test]'
 	@touch $@

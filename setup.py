@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,10 @@ SANITIZE = os.environ.get("TRIPLETOPS_SANITIZE") == "1"
 TORCH_TARGET = "0x020a000000000000"  # 2.10, a byte each: the oldest torch that can load the ops
 
 CSRC = Path("csrc")
-KERNELS = sorted(str(path) for path in [CSRC / "dispatch.cpp", *CSRC.glob("kernels/*.cpp")])
-HEADERS = sorted(str(path) for pattern in ("*.h", "*.hpp", "*.inc") for path in CSRC.rglob(pattern))
+GENERATED = Path("build") / "generated"  # headers that csrc/words.py writes
+KERNELS = sorted(str(path) for path in [CSRC / "dispatch.cpp", *CSRC.glob("kernels/**/*.cpp")])
+HEADERS = sorted(str(path) for path in CSRC.rglob("*.h"))
+INCLUDED = [os.path.abspath(CSRC), os.path.abspath(CSRC / "kernels"), os.path.abspath(GENERATED)]
 
 # Wider instruction sets are switched on by pragmas in their own files; a flag here would reach the baseline.
 # The compiler must not fuse multiply and add by itself: the digits would change with the machine.
@@ -50,6 +53,7 @@ class Build(BuildExtension):
 
     def run(self) -> None:
         check_compiler()
+        subprocess.run([sys.executable, str(CSRC / "words.py"), str(GENERATED)], check=True)
         super().run()
 
     def build_extension(self, ext: Any) -> None:
@@ -57,7 +61,7 @@ class Build(BuildExtension):
             self.kernel_objects = self.compiler.compile(
                 KERNELS,
                 output_dir=self.build_temp,
-                include_dirs=[os.path.abspath(CSRC)],
+                include_dirs=INCLUDED,
                 extra_postargs=FLAGS,
                 depends=HEADERS,
             )
@@ -96,7 +100,7 @@ def extension(name: str, source: str, *, headers: list[str], flags: list[str], *
     return Extension(
         name,
         [str(CSRC / source)],
-        include_dirs=[os.path.abspath(CSRC)],
+        include_dirs=INCLUDED,
         extra_compile_args=[*FLAGS, *system, *flags],
         extra_link_args=LINK_FLAGS,
         depends=[*KERNELS, *HEADERS],

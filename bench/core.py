@@ -28,7 +28,7 @@ RULES = {
 }
 
 
-# Batch-hard by others: a title, and what makes the function.
+# Other implementations of batch-hard: a title, and a function that makes the loss function.
 PEERS: dict[str, tuple[str, Callable[[], Callable[[Tensor, Tensor], Tensor] | None]]] = {
     "naive": ("naive PyTorch", lambda: peers.naive_batch_hard),
     "compile": ("naive PyTorch by torch.compile", peers.compiled_batch_hard),

@@ -23,30 +23,31 @@ from bench.registry import Row, Shape, Target, assert_agree, memory_row, product
 METRIC_LEARNING = "pytorch-metric-learning"
 
 
-class Objective(NamedTuple):
-    """A loss of one batch and what it has gradients for."""
+class BatchLoss(NamedTuple):
+    """A loss of one batch, and the tensors that receive gradients."""
 
     loss: Callable[..., Tensor]  # takes a backend
     leaves: tuple[Tensor, ...]
 
 
-def of_embeddings(function: Callable[..., Tensor], **options: str) -> Callable[[Tensor, Tensor], Objective]:
-    return lambda emb, labels: Objective(partial(function, emb, labels, **options), (emb,))
+def of_embeddings(function: str, **options: str) -> Callable[[Tensor, Tensor], BatchLoss]:
+    """By name: `bench builds` also runs these tables with an older tripletops, which may lack a function."""
+    return lambda emb, labels: BatchLoss(partial(getattr(T, function), emb, labels, **options), (emb,))
 
 
-def beta_margin(emb: Tensor, labels: Tensor) -> Objective:
+def beta_margin(emb: Tensor, labels: Tensor) -> BatchLoss:
     beta = torch.tensor(1.2, requires_grad=True)
-    # The seed stands for the same picks in every call and on every backend.
+    # With a fixed seed, every call and every backend has the same picks.
     loss = partial(T.beta_margin_loss, emb, labels, beta, positive="random", negative="distance", seed=0)
-    return Objective(loss, (emb, beta))
+    return BatchLoss(loss, (emb, beta))
 
 
-OBJECTIVES: dict[str, Callable[[Tensor, Tensor], Objective]] = {
-    "batch-all": of_embeddings(T.batch_all_loss),
-    "batch-all soft margin": of_embeddings(T.batch_all_loss, loss="soft_margin"),
-    "semi-hard": of_embeddings(T.semi_hard_loss),
-    "multi-similarity": of_embeddings(T.multi_similarity_loss),
-    "contrastive": of_embeddings(T.contrastive_loss, distance="cosine"),
+OBJECTIVES: dict[str, Callable[[Tensor, Tensor], BatchLoss]] = {
+    "batch-all": of_embeddings("batch_all_loss"),
+    "batch-all soft margin": of_embeddings("batch_all_loss", loss="soft_margin"),
+    "semi-hard": of_embeddings("semi_hard_loss"),
+    "multi-similarity": of_embeddings("multi_similarity_loss"),
+    "contrastive": of_embeddings("contrastive_loss", distance="cosine"),
     "beta-margin": beta_margin,
 }
 

@@ -46,8 +46,9 @@ class Limits(NamedTuple):
 # NVIDIA: the table "Technical Specifications per Compute Capability" of the CUDA programming guide, and the
 # granules of cuda_occupancy.h. Tensor memory: PTX ISA, "Tensor Memory": 512 columns.
 # AMD: what LLVM computes occupancy with (AMDGPUBaseInfo.cpp, GFX90A and later): 8 waves on each of 4 SIMDs,
-# 16 blocks (barriers) and 64 KiB of local data share per compute unit. Left out, for two blocks never hang on
-# it: many scalar registers cost one of the 8 waves, and blocks of a single wave need no barrier.
+# 16 blocks (barriers) and 64 KiB of local data share per compute unit. Two details are left out, since
+# whether two blocks fit never depends on them: many scalar registers cost one of the 8 waves, and blocks of a
+# single wave need no barrier.
 LIMITS = {
     "sm_80": Limits("cuda", 80, 32, warps=64, blocks=32, shared=164 << 10, reserved=1024, granule=128),
     "sm_90": Limits("cuda", 90, 32, warps=64, blocks=32, shared=228 << 10, reserved=1024, granule=128),
@@ -98,9 +99,7 @@ def _outcome(catalogue: Catalogue, index: int) -> tuple[Code | None, str]:
     record = catalogue()[index]
     try:
         return read(record, compile_record(record)), ""
-    except (
-        Exception
-    ) as error:  # whatever a compiler raises is about this record, and the others are still to come
+    except Exception as error:  # a compiler may raise anything; the other records are still compiled
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         return None, ": ".join([type(error).__name__, *lines[-1:]])
 
@@ -110,10 +109,9 @@ def compile_record(record: Record) -> Any:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    limits, names = LIMITS[record.target], record.function.arg_names
-    divisible = {(names.index(name),): [["tt.divisibility", 16]] for name in record.divisible}
+    limits = LIMITS[record.target]
     return triton.compile(
-        ASTSource(record.function, record.signature, record.constants, divisible),
+        ASTSource(record.function, record.signature, record.constants, record.attributes),
         target=GPUTarget(limits.backend, limits.arch, limits.lanes),
         options={"num_warps": record.warps, "num_stages": record.stages, "enable_fp_fusion": True},
     )
@@ -214,26 +212,26 @@ def _passes(record: Record) -> int:
 
 
 def products_issued(record: Record) -> int:
-    """What is multiplied per pair and dimension, be it for precision or in a further pass."""
+    """Multiplications per pair and dimension, with those for precision and for further passes."""
     return int((_passes(record) + record.products - 1) * ISSUED.get(record.precision, 1))
 
 
 def bytes_per_distance(record: Record) -> float:
-    """What a pair of a tile takes from the L2 cache: its rows and columns are loaded for every pass.
+    """Bytes that are loaded from the L2 cache per pair of a tile: rows and columns, in every pass.
 
-    A second product already has the weights of the pairs: it loads columns alone.
+    A second product already has the weights of the pairs, so it loads columns alone.
     """
     loads = _passes(record) * (1 / record.rows + 1 / record.columns) + (record.products - 1) / record.rows
     return float(DIMENSIONS * BYTES[record.dtype] * loads)
 
 
 def flops_per_byte(record: Record) -> float:
-    """Useful ones: see `products_issued` for the others."""
+    """Useful flops alone; `products_issued` counts all."""
     return float(2 * DIMENSIONS * record.products / bytes_per_distance(record))
 
 
 def problems(result: Result) -> list[str]:
-    """All that may not be."""
+    """Everything that makes the record fail."""
     record, code, error = result
     if code is None:
         return [f"does not compile: {error}"]
@@ -339,7 +337,7 @@ def write(path: Path, results: Iterable[Result]) -> None:
 
 
 def verdict(results: Sequence[Result]) -> str:
-    """Which records run alone on their multiprocessor and why, then all that may not be."""
+    """Which records run alone on their multiprocessor and why, then all failures."""
     excused: dict[str, list[str]] = {}
     for result in results:
         if result.record.few_blocks:

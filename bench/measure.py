@@ -107,7 +107,7 @@ def free_memory() -> int:
 
 
 def limit_memory() -> None:
-    """From here on this process fails where it takes more than `free_memory`, before the machine does."""
+    """Let this process fail if it takes more than `free_memory` from here on, before the machine runs out."""
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_AS, (_kernel_bytes("self/status", "VmSize") + free_memory(), hard))
 

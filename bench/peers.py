@@ -16,6 +16,7 @@ from torch import Tensor
 from bench.measure import Call
 
 MARGIN = 0.2
+PRODUCTS = ("torch.mm", "torch.mm out=")  # the names of the bare products of all pairs, as contenders
 
 
 def naive_batch_hard(emb: Tensor, labels: Tensor) -> Tensor:
@@ -48,10 +49,8 @@ def matrix_product_into(out: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 def products(rows: Tensor, columns: Tensor) -> dict[str, Call]:
     """Both of them as contenders."""
     out = rows.new_empty(len(rows), len(columns))
-    return {
-        "torch.mm": partial(matrix_product, rows, columns),
-        "torch.mm out=": partial(matrix_product_into, out, rows, columns),
-    }
+    calls = partial(matrix_product, rows, columns), partial(matrix_product_into, out, rows, columns)
+    return dict(zip(PRODUCTS, calls, strict=True))
 
 
 def metric_learning_batch_hard() -> Callable[[Tensor, Tensor], Tensor] | None:

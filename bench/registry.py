@@ -134,8 +134,8 @@ def memory_row(name: str, what: str, bound: float, shape: Shape, contenders: Con
 def largest(contenders: Contenders, name: str, shape: Shape) -> Shape:
     """`shape` with its N doubled as often as the contender `name` survives it."""
     growth = 0
-    # Pairs, and triplets at a fixed K, grow with the square of N. What is sure to fail is not tried: it takes
-    # minutes, and all the memory there is.
+    # Pairs, and triplets at a fixed K, grow with the square of N: twice the N takes four times the memory.
+    # What is sure to fail is not tried, since it would take minutes and all the memory there is.
     while 3 * growth <= free_memory():
         twice = replace(shape, n=2 * shape.n)
         try:

@@ -10,8 +10,6 @@
 #include <vector>
 
 #include "dispatch.h"
-#include "kernels/mining.h"
-#include "kernels/tuples.h"
 
 namespace {
 
@@ -28,16 +26,8 @@ Pool thread_pool(int threads) {
           }};
 }
 
-template <class T>
-const Kernels<T>& kernels_of(const std::string& variant) {
-  if constexpr (sizeof(T) == sizeof(float))
-    return variant_named(variant).single;
-  else
-    return variant_named(variant).twice;
-}
-
 // uint16 arrays hold bfloat16, which NumPy has no name for.
-Rows rows_of(const py::array& array) {
+Matrix matrix_of(const py::array& array) {
   if (array.ndim() != 2) throw py::value_error("embeddings must have two dimensions");
   if (array.size() > 0 && array.shape(1) > 1 && array.strides(1) != array.itemsize())
     throw py::value_error("the elements of a row must be adjacent");
@@ -63,166 +53,126 @@ py::array like(const py::array& rows) {
   return py::array(rows.dtype(), std::vector<py::ssize_t>{rows.shape(0), rows.shape(1)});
 }
 
-struct Call {
-  Batch batch;
-  Selection selection;
-  Objective objective;
+// What a call is given: codes and numbers in the order of tripletops/_words.py.
+struct Given {
+  std::string instruction_set;
+  int threads;
+  py::array emb;
+  Integers labels;
+  std::vector<int> codes;
+  std::vector<double> numbers;
+  std::optional<py::array> ref_emb;
+  std::optional<Integers> ref_labels, self_index;
+  std::optional<int64_t> ignore_label;
+  uint64_t seed;
+  std::optional<double> learned;  // the same number for every anchor
 };
 
-template <class T>
-py::tuple triplet_typed(const std::string& variant, int threads, const Call& call, const py::array& emb,
-                        const std::optional<py::array>& ref_emb) {
-  const int64_t count = call.batch.anchors.count;
-  py::array_t<int64_t> picks({int64_t(2), count});
-  py::array_t<T> terms({int64_t(4), count});
-  py::array_t<T> loss(call.objective.reduction == Reduction::none ? count : 1);
-  py::array emb_gradient = like(emb), ref_gradient = ref_emb ? like(*ref_emb) : emb_gradient;
-  int64_t* picked = picks.mutable_data();
-  T* term = terms.mutable_data();
-  const Kernels<T>& kernels = kernels_of<T>(variant);
-  const std::vector<T> upstream(size_t(std::max<int64_t>(count, 1)), T(1));
-  void *anchor_gradient = emb_gradient.mutable_data(), *candidate_gradient = ref_gradient.mutable_data();
-  T* losses = loss.mutable_data();
-  {
-    py::gil_scoped_release release;
-    const bool finite = mine<T>(kernels, thread_pool(threads), call.batch, call.selection, picked,
-                                picked + count, term, term + count);
-    score<T>(call.objective, finite, count, picked, picked + count, term, term + count, losses,
-             term + 2 * count, term + 3 * count);
-    differentiate<T>(kernels, thread_pool(threads), call.batch.anchors, call.batch.candidates,
-                     call.batch.self_mining, call.selection.distance, picked, picked + count, term,
-                     term + count, term + 2 * count, term + 3 * count, upstream.data(),
-                     call.objective.reduction == Reduction::none, anchor_gradient, candidate_gradient);
-  }
-  return py::make_tuple(loss, picks, terms, emb_gradient, ref_emb ? py::object(ref_gradient) : py::none());
-}
-
-Batch batch_of(const py::array& emb, const Integers& labels, const std::optional<py::array>& ref_emb,
-               const std::optional<Integers>& ref_labels, const std::optional<Integers>& self_index,
-               std::optional<int64_t> ignore_label) {
+Batch batch_of(const Given& given) {
   Batch batch;
-  batch.anchors = batch.candidates = rows_of(emb);
-  check_length(labels, batch.anchors.count);
-  batch.anchor_labels = batch.candidate_labels = labels.data();
-  batch.self_mining = !ref_emb;
-  if (ref_emb) {
-    batch.candidates = rows_of(*ref_emb);
-    if (!ref_labels) throw py::value_error("ref_emb needs ref_labels");
+  batch.anchors = batch.candidates = matrix_of(given.emb);
+  check_length(given.labels, batch.anchors.count);
+  batch.anchor_labels = batch.candidate_labels = given.labels.data();
+  batch.self_mining = !given.ref_emb;
+  if (given.ref_emb) {
+    batch.candidates = matrix_of(*given.ref_emb);
+    if (!given.ref_labels) throw py::value_error("ref_emb needs ref_labels");
     if (batch.candidates.width != batch.anchors.width || batch.candidates.storage != batch.anchors.storage)
       throw py::value_error("emb and ref_emb must agree in width and type");
-    check_length(*ref_labels, batch.candidates.count);
-    batch.candidate_labels = ref_labels->data();
-    if (self_index) {
-      check_length(*self_index, batch.anchors.count);
-      batch.self_index = self_index->data();
+    check_length(*given.ref_labels, batch.candidates.count);
+    batch.candidate_labels = given.ref_labels->data();
+    if (given.self_index) {
+      check_length(*given.self_index, batch.anchors.count);
+      batch.self_index = given.self_index->data();
     }
   }
-  batch.ignoring = ignore_label.has_value();
-  batch.ignore_label = ignore_label.value_or(0);
+  batch.ignoring = given.ignore_label.has_value();
+  batch.ignore_label = given.ignore_label.value_or(0);
   return batch;
 }
 
 template <class Enum>
-Enum word(int code, int count) {
-  if (code < 0 || code >= count) throw py::value_error("no such word: " + std::to_string(code));
-  return Enum(code);
+void read(const std::vector<int>& codes, size_t place, Enum& word) {
+  if (place >= codes.size() || codes[place] < 0 || codes[place] >= count_of(Enum()))
+    throw py::value_error("no such word");
+  word = Enum(codes[place]);
 }
 
-py::tuple triplet(const std::string& variant, int threads, const py::array& emb, const Integers& labels,
-                  int positive, int negative, int distance, int loss, int reduction, double margin,
-                  double temperature, const std::optional<py::array>& ref_emb,
-                  const std::optional<Integers>& ref_labels, const std::optional<Integers>& self_index,
-                  std::optional<int64_t> ignore_label, uint64_t seed, double cutoff,
-                  double nonzero_loss_cutoff) {
+Call call_of(const Given& given) {
   Call call;
-  call.batch = batch_of(emb, labels, ref_emb, ref_labels, self_index, ignore_label);
-  call.selection = {
-      word<Positive>(positive, 3), word<Negative>(negative, 5), word<Distance>(distance, 3), seed, cutoff,
-      nonzero_loss_cutoff};
-  call.objective = {word<Loss>(loss, 4), word<Reduction>(reduction, 4), margin, temperature};
-  return call.batch.anchors.storage == Storage::float64
-             ? triplet_typed<double>(variant, threads, call, emb, ref_emb)
-             : triplet_typed<float>(variant, threads, call, emb, ref_emb);
+  call.batch = batch_of(given);
+  read(given.codes, 0, call.objective);
+  read(given.codes, 1, call.positive);
+  read(given.codes, 2, call.negative);
+  read(given.codes, 3, call.distance);
+  read(given.codes, 4, call.loss);
+  read(given.codes, 5, call.reduction);
+  if (int64_t(given.numbers.size()) != kNumbers) throw py::value_error("a call has all numbers");
+  std::copy(given.numbers.begin(), given.numbers.end(), reinterpret_cast<double*>(&call.numbers));
+  if (given.learned.has_value() != kLearns[int(call.objective)])
+    throw py::value_error("a learned number is for objectives that learn one");
+  call.seed = given.seed;
+  return call;
 }
 
 template <class T>
-py::tuple tuples_typed(const std::string& variant, int threads, const Batch& batch,
-                       const Selection& selection, const TupleObjective& objective,
-                       const std::optional<double>& beta, const py::array& emb,
-                       const std::optional<py::array>& ref_emb) {
-  const int64_t count = batch.anchors.count;
-  const bool per_anchor = objective.reduction == Reduction::none;
-  py::array_t<int64_t> counts(2), picks({int64_t(2), count});
-  py::array_t<T> loss(per_anchor ? count : 1), state({int64_t(4), count}), beta_gradient(count);
-  py::array emb_gradient = like(emb), ref_gradient = ref_emb ? like(*ref_emb) : emb_gradient;
-  const std::vector<T> betas(size_t(count), T(beta.value_or(0)));
+py::tuple loss_typed(const Given& given) {
+  Call call = call_of(given);
+  const int64_t count = call.batch.anchors.count;
+  const bool per_anchor = call.reduction == Reduction::none;
+  py::array_t<T> loss(per_anchor ? count : 1), saved({kSaved[int(call.objective)], count}),
+      learned_gradient(count);
+  py::array_t<int64_t> picks({int64_t(2), count});
+  py::array_t<double> totals(3);
+  py::array emb_gradient = like(given.emb),
+            ref_gradient = given.ref_emb ? like(*given.ref_emb) : emb_gradient;
+  const std::vector<T> learned(size_t(count), T(given.learned.value_or(0)));
   const std::vector<T> upstream(size_t(std::max<int64_t>(count, 1)), T(1));
+  if (given.learned) call.learned = learned.data();
+  double* total = totals.mutable_data();
   int64_t* picked = picks.mutable_data();
-  T* kept = state.mutable_data();
-  const TupleState<T> saved = {counts.mutable_data(), picked,           picked + count,  kept,
-                               kept + count,          kept + 2 * count, kept + 3 * count};
-  const Kernels<T>& kernels = kernels_of<T>(variant);
-  const T* given_beta = beta ? betas.data() : nullptr;
-  void *anchor_gradient = emb_gradient.mutable_data(), *candidate_gradient = ref_gradient.mutable_data();
-  T *losses = loss.mutable_data(), *beta_slopes = beta ? beta_gradient.mutable_data() : nullptr;
+  const Evaluated<T> result = {
+      loss.mutable_data(), total, reinterpret_cast<Shares*>(total + 1), picked, picked + count,
+      saved.mutable_data()};
+  const Gradients<T> wanted = {upstream.data(), per_anchor, emb_gradient.mutable_data(),
+                               ref_gradient.mutable_data(),
+                               given.learned ? learned_gradient.mutable_data() : nullptr};
+  const Functions<T>& functions = functions_of<T>(instruction_set_named(given.instruction_set));
   {
     py::gil_scoped_release release;
-    tuples_forward<T>(kernels, thread_pool(threads), batch, selection, objective, given_beta, losses, saved);
-    tuples_backward<T>(kernels, thread_pool(threads), batch, selection, objective, given_beta, saved,
-                       upstream.data(), per_anchor, anchor_gradient, candidate_gradient, beta_slopes);
+    evaluate<T>(functions, thread_pool(given.threads), call, result);
+    differentiate<T>(functions, thread_pool(given.threads), call, result, wanted);
   }
-  return py::make_tuple(loss, counts, emb_gradient, ref_emb ? py::object(ref_gradient) : py::none(),
-                        beta ? py::object(beta_gradient) : py::none());
+  return py::make_tuple(loss, totals, picks, saved, emb_gradient,
+                        given.ref_emb ? py::object(ref_gradient) : py::none(),
+                        given.learned ? py::object(learned_gradient) : py::none());
 }
 
-py::tuple tuples(const std::string& variant, int threads, const py::array& emb, const Integers& labels,
-                 int objective, const std::vector<double>& parameters, int positive, int negative,
-                 int distance, int reduction, const std::optional<double>& beta,
-                 const std::optional<py::array>& ref_emb, const std::optional<Integers>& ref_labels,
-                 const std::optional<Integers>& self_index, std::optional<int64_t> ignore_label,
-                 uint64_t seed) {
-  const Batch batch = batch_of(emb, labels, ref_emb, ref_labels, self_index, ignore_label);
-  Selection selection;
-  selection.positive = word<Positive>(positive, 4);
-  selection.negative = word<Negative>(negative, 6);
-  selection.distance = word<Distance>(distance, 3);
-  selection.seed = seed;
-  TupleObjective wanted;
-  wanted.tuples = word<Tuples>(objective, 6);
-  wanted.reduction = word<Reduction>(reduction, 4);
-  if (parameters.size() > 4) throw py::value_error("an objective has four parameters at most");
-  if (beta.has_value() != (wanted.tuples == Tuples::beta_margin))
-    throw py::value_error("beta is beta_margin's");
-  std::copy(parameters.begin(), parameters.end(), wanted.parameters);
-  const auto run = batch.anchors.storage == Storage::float64 ? tuples_typed<double> : tuples_typed<float>;
-  return run(variant, threads, batch, selection, wanted, beta, emb, ref_emb);
+py::tuple loss(const std::string& instruction_set, int threads, const py::array& emb, const Integers& labels,
+               const std::vector<int>& codes, const std::vector<double>& numbers,
+               const std::optional<py::array>& ref_emb, const std::optional<Integers>& ref_labels,
+               const std::optional<Integers>& self_index, std::optional<int64_t> ignore_label, uint64_t seed,
+               const std::optional<double>& learned) {
+  const Given given = {instruction_set, threads,    emb,        labels,       codes, numbers,
+                       ref_emb,         ref_labels, self_index, ignore_label, seed,  learned};
+  return matrix_of(emb).storage == Storage::float64 ? loss_typed<double>(given) : loss_typed<float>(given);
 }
 
 }  // namespace
 
 PYBIND11_MODULE(_kernels, module, py::mod_gil_not_used()) {
   module.doc() = "The CPU kernels of tripletops on NumPy arrays, one instruction set at a time.";
-  module.def("variants", [] {
+  module.def("instruction_sets", [] {
     std::vector<std::string> names;
-    for (const Variant* variant : usable_variants()) names.emplace_back(variant->name);
+    for (const InstructionSet& set : usable_instruction_sets()) names.emplace_back(set.name);
     return names;
   });
-  module.def("selected", [] { return std::string(selected_variant().name); });
-  module.def("triplet", &triplet, py::arg("variant"), py::arg("threads"), py::arg("emb"), py::arg("labels"),
-             py::kw_only(), py::arg("positive"), py::arg("negative"), py::arg("distance"),
-             py::arg("loss") = 0, py::arg("reduction") = 0, py::arg("margin") = 0.2,
-             py::arg("temperature") = 1.0, py::arg("ref_emb") = py::none(),
-             py::arg("ref_labels") = py::none(), py::arg("self_index") = py::none(),
-             py::arg("ignore_label") = py::none(), py::arg("seed") = 0, py::arg("cutoff") = 0.5,
-             py::arg("nonzero_loss_cutoff") = 1.4,
-             "Mine, score and differentiate one triplet per anchor with one variant: (loss, picks, terms, "
-             "gradient of emb, gradient of ref_emb or None).");
-  module.def("tuples", &tuples, py::arg("variant"), py::arg("threads"), py::arg("emb"), py::arg("labels"),
-             py::kw_only(), py::arg("objective"), py::arg("parameters"), py::arg("positive") = 3,
-             py::arg("negative") = 5, py::arg("distance") = 0, py::arg("reduction") = 0,
-             py::arg("beta") = py::none(), py::arg("ref_emb") = py::none(),
-             py::arg("ref_labels") = py::none(), py::arg("self_index") = py::none(),
-             py::arg("ignore_label") = py::none(), py::arg("seed") = 0,
-             "An objective over many tuples and its gradients with one variant: (loss, counts, gradient of "
-             "emb, gradient of ref_emb or None, gradient of beta by anchor or None).");
+  module.def("selected", [] { return std::string(selected_instruction_set().name); });
+  module.def(
+      "loss", &loss, py::arg("instruction_set"), py::arg("threads"), py::arg("emb"), py::arg("labels"),
+      py::kw_only(), py::arg("codes"), py::arg("numbers"), py::arg("ref_emb") = py::none(),
+      py::arg("ref_labels") = py::none(), py::arg("self_index") = py::none(),
+      py::arg("ignore_label") = py::none(), py::arg("seed") = 0, py::arg("learned") = py::none(),
+      "A loss and its gradients with one instruction set: (loss, totals, picks, saved, gradient of emb, "
+      "gradient of ref_emb or None, gradient of learned by anchor or None).");
 }

@@ -16,9 +16,7 @@
 #include <vector>
 
 #include "dispatch.h"
-#include "kernels/mining.h"
 #include "kernels/scratch.h"
-#include "kernels/tuples.h"
 
 namespace {
 
@@ -43,14 +41,6 @@ Pool torch_pool() {
 }
 
 template <class T>
-const Kernels<T>& kernels() {
-  if constexpr (sizeof(T) == sizeof(float))
-    return selected_variant().single;
-  else
-    return selected_variant().twice;
-}
-
-template <class T>
 constexpr ScalarType kScalarType = sizeof(T) == sizeof(float) ? ScalarType::Float : ScalarType::Double;
 
 Storage storage_of(const Tensor& tensor) {
@@ -68,7 +58,7 @@ Storage storage_of(const Tensor& tensor) {
   }
 }
 
-Rows rows_of(const Tensor& tensor) {
+Matrix matrix_of(const Tensor& tensor) {
   STD_TORCH_CHECK(tensor.dim() == 2, "embeddings must have two dimensions");
   STD_TORCH_CHECK(tensor.numel() == 0 || tensor.size(1) == 1 || tensor.stride(1) == 1,
                   "the elements of a row must be adjacent");
@@ -90,64 +80,85 @@ const T* values(const Tensor& tensor, int64_t count, const char* name) {
   return static_cast<const T*>(tensor.const_data_ptr());
 }
 
-template <class Enum>
-Enum word(int64_t code, int64_t count) {
-  STD_TORCH_CHECK(code >= 0 && code < count, "no such word: ", code);
-  return Enum(int(code));
-}
+// The arguments that every op has, by the names of tripletops/_call.py.
+struct CallArguments {
+  Tensor emb, labels;
+  std::optional<Tensor> ref_emb, ref_labels, self_index;
+  std::optional<int64_t> ignore_label;
+  std::optional<Tensor> seed, learned;
+  std::vector<int64_t> codes;
+  std::vector<double> numbers;
 
-Batch batch_of(const Tensor& emb, const Tensor& labels, const std::optional<Tensor>& ref_emb,
-               const std::optional<Tensor>& ref_labels, const std::optional<Tensor>& self_index,
-               std::optional<int64_t> ignore_label) {
+  bool is_double() const { return emb.scalar_type() == ScalarType::Double; }
+};
+
+Batch batch_of(const CallArguments& given) {
   Batch batch;
-  batch.anchors = rows_of(emb);
-  batch.anchor_labels = integers(labels, batch.anchors.count, "labels");
-  batch.candidates = batch.anchors;
-  batch.candidate_labels = batch.anchor_labels;
-  batch.self_mining = !ref_emb.has_value();
-  if (ref_emb) {
-    STD_TORCH_CHECK(ref_labels.has_value(), "ref_emb needs ref_labels");
-    batch.candidates = rows_of(*ref_emb);
+  batch.anchors = batch.candidates = matrix_of(given.emb);
+  batch.anchor_labels = batch.candidate_labels = integers(given.labels, batch.anchors.count, "labels");
+  batch.self_mining = !given.ref_emb.has_value();
+  if (given.ref_emb) {
+    STD_TORCH_CHECK(given.ref_labels.has_value(), "ref_emb needs ref_labels");
+    batch.candidates = matrix_of(*given.ref_emb);
     STD_TORCH_CHECK(
         batch.candidates.width == batch.anchors.width && batch.candidates.storage == batch.anchors.storage,
         "emb and ref_emb must agree in width and type");
-    batch.candidate_labels = integers(*ref_labels, batch.candidates.count, "ref_labels");
-    if (self_index) batch.self_index = integers(*self_index, batch.anchors.count, "self_index");
+    batch.candidate_labels = integers(*given.ref_labels, batch.candidates.count, "ref_labels");
+    if (given.self_index) batch.self_index = integers(*given.self_index, batch.anchors.count, "self_index");
   }
-  batch.ignoring = ignore_label.has_value();
-  batch.ignore_label = ignore_label.value_or(0);
+  batch.ignoring = given.ignore_label.has_value();
+  batch.ignore_label = given.ignore_label.value_or(0);
   return batch;
 }
 
-struct MiningArguments {
-  Batch batch;
-  Selection selection;
+// Reads codes one after the other; each has to be that of a word.
+class Words {
+ public:
+  explicit Words(const std::vector<int64_t>& codes) : codes_(codes) {}
 
-  // `all`: whether the rules may name all candidates.
-  MiningArguments(const Tensor& emb, const Tensor& labels, const std::optional<Tensor>& ref_emb,
-                  const std::optional<Tensor>& ref_labels, const std::optional<Tensor>& self_index,
-                  std::optional<int64_t> ignore_label, const std::optional<Tensor>& seed, int64_t positive,
-                  int64_t negative, int64_t distance, double cutoff, double nonzero_loss_cutoff,
-                  bool all = false)
-      : batch(batch_of(emb, labels, ref_emb, ref_labels, self_index, ignore_label)) {
-    selection.positive = word<Positive>(positive, all ? 4 : 3);
-    selection.negative = word<Negative>(negative, all ? 6 : 5);
-    selection.distance = word<Distance>(distance, 3);
-    selection.cutoff = cutoff;
-    selection.nonzero_loss_cutoff = nonzero_loss_cutoff;
-    const bool random = selection.positive == Positive::random || selection.negative == Negative::random ||
-                        selection.negative == Negative::distance;
-    STD_TORCH_CHECK(!random || seed.has_value(), "a random rule needs a seed");
-    if (random) selection.seed = uint64_t(*integers(*seed, 1, "seed"));
+  template <class Enum>
+  void read(Enum& word) {
+    STD_TORCH_CHECK(next_ < codes_.size(), "too few codes: ", int64_t(codes_.size()));
+    const int64_t code = codes_[next_++];
+    STD_TORCH_CHECK(code >= 0 && code < count_of(Enum()), "no such word: ", code);
+    word = Enum(int(code));
   }
+
+ private:
+  const std::vector<int64_t>& codes_;
+  size_t next_ = 0;
 };
 
-template <class T>
-bool mine_into(const MiningArguments& arguments, const Tensor& picks, T* distances) {
-  const int64_t count = arguments.batch.anchors.count;
-  int64_t* picked = static_cast<int64_t*>(picks.mutable_data_ptr());
-  return mine<T>(kernels<T>(), torch_pool(), arguments.batch, arguments.selection, picked, picked + count,
-                 distances, distances + count);
+// `draws`: whether a seed is used.
+Call call_of(const CallArguments& given, bool draws) {
+  Call call;
+  call.batch = batch_of(given);
+  Words words(given.codes);
+  words.read(call.objective);
+  words.read(call.positive);
+  words.read(call.negative);
+  words.read(call.distance);
+  words.read(call.loss);
+  words.read(call.reduction);
+  STD_TORCH_CHECK(int64_t(given.numbers.size()) == kNumbers, "there are ", kNumbers, " numbers, got ",
+                  int64_t(given.numbers.size()));
+  static_assert(sizeof(Numbers) == kNumbers * sizeof(double));
+  std::copy(given.numbers.begin(), given.numbers.end(), reinterpret_cast<double*>(&call.numbers));
+  if (draws && (word_draws(call.positive) || word_draws(call.negative))) {
+    STD_TORCH_CHECK(given.seed.has_value(), "a random rule needs a seed");
+    call.seed = uint64_t(*integers(*given.seed, 1, "seed"));
+  }
+  STD_TORCH_CHECK(!kCosineOnly[int(call.objective)] || call.distance == Distance::cosine,
+                  "the objective is defined on the cosine");
+  STD_TORCH_CHECK(given.learned.has_value() == kLearns[int(call.objective)],
+                  "a number for each anchor is for objectives that learn one");
+  if (given.learned) {
+    const int64_t count = call.batch.anchors.count;
+    call.learned = given.is_double()
+                       ? static_cast<const void*>(values<double>(*given.learned, count, "learned"))
+                       : values<float>(*given.learned, count, "learned");
+  }
+  return call;
 }
 
 int32_t shim_type(ScalarType type) {
@@ -180,195 +191,110 @@ Tensor empty(std::initializer_list<int64_t> shape, ScalarType type) {
 }
 
 template <class T>
-Tensor mine_typed(const MiningArguments& arguments, const Tensor& picks) {
-  Tensor distances = empty({2, arguments.batch.anchors.count}, kScalarType<T>);
-  mine_into<T>(arguments, picks, static_cast<T*>(distances.mutable_data_ptr()));
+const Functions<T>& functions() {
+  return functions_of<T>(selected_instruction_set());
+}
+
+template <class T>
+Tensor mine_typed(const Call& call, const Tensor& picks) {
+  const int64_t count = call.batch.anchors.count;
+  Tensor distances = empty({2, count}, kScalarType<T>);
+  int64_t* picked = static_cast<int64_t*>(picks.mutable_data_ptr());
+  T* measured = static_cast<T*>(distances.mutable_data_ptr());
+  mine<T>(functions<T>(), torch_pool(), call, {picked, picked + count, measured, measured + count});
   return distances;
 }
 
 std::tuple<Tensor, Tensor> mine_op(Tensor emb, Tensor labels, std::optional<Tensor> ref_emb,
                                    std::optional<Tensor> ref_labels, std::optional<Tensor> self_index,
                                    std::optional<int64_t> ignore_label, std::optional<Tensor> seed,
-                                   int64_t positive, int64_t negative, int64_t distance, double cutoff,
-                                   double nonzero_loss_cutoff) {
-  const MiningArguments arguments(emb, labels, ref_emb, ref_labels, self_index, ignore_label, seed, positive,
-                                  negative, distance, cutoff, nonzero_loss_cutoff);
-  Tensor picks = empty({2, arguments.batch.anchors.count}, ScalarType::Long);
-  Tensor distances = arguments.batch.anchors.storage == Storage::float64
-                         ? mine_typed<double>(arguments, picks)
-                         : mine_typed<float>(arguments, picks);
-  return {picks, distances};
+                                   std::optional<Tensor> learned, std::vector<int64_t> codes,
+                                   std::vector<double> numbers) {
+  const CallArguments given = {emb,          labels, ref_emb, ref_labels, self_index,
+                               ignore_label, seed,   learned, codes,      numbers};
+  const Call call = call_of(given, true);
+  Tensor picks = empty({2, call.batch.anchors.count}, ScalarType::Long);
+  return {picks, given.is_double() ? mine_typed<double>(call, picks) : mine_typed<float>(call, picks)};
+}
+
+// What a loss gives back, as tensors and as the kernels take it.
+struct Results {
+  Tensor loss, totals, picks, saved;
+
+  template <class T>
+  Evaluated<T> pointers(int64_t anchors) const {
+    double* total = static_cast<double*>(totals.mutable_data_ptr());
+    int64_t* picked = static_cast<int64_t*>(picks.mutable_data_ptr());
+    static_assert(sizeof(Shares) == 2 * sizeof(double));
+    return {static_cast<T*>(loss.mutable_data_ptr()),
+            total,
+            reinterpret_cast<Shares*>(total + 1),
+            picked,
+            picked + anchors,
+            static_cast<T*>(saved.mutable_data_ptr())};
+  }
+};
+
+template <class T>
+Results loss_typed(const Call& call) {
+  const int64_t count = call.batch.anchors.count;
+  const Results results = {
+      call.reduction == Reduction::none ? empty({count}, kScalarType<T>) : empty({}, kScalarType<T>),
+      empty({3}, ScalarType::Double), empty({2, count}, ScalarType::Long),
+      empty({kSaved[int(call.objective)], count}, kScalarType<T>)};
+  evaluate<T>(functions<T>(), torch_pool(), call, results.pointers<T>(count));
+  return results;
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> loss_op(Tensor emb, Tensor labels, std::optional<Tensor> ref_emb,
+                                                   std::optional<Tensor> ref_labels,
+                                                   std::optional<Tensor> self_index,
+                                                   std::optional<int64_t> ignore_label,
+                                                   std::optional<Tensor> seed, std::optional<Tensor> learned,
+                                                   std::vector<int64_t> codes, std::vector<double> numbers) {
+  const CallArguments given = {emb,          labels, ref_emb, ref_labels, self_index,
+                               ignore_label, seed,   learned, codes,      numbers};
+  const Call call = call_of(given, true);
+  const Results results = given.is_double() ? loss_typed<double>(call) : loss_typed<float>(call);
+  return {results.loss, results.totals, results.picks, results.saved};
 }
 
 template <class T>
-std::tuple<Tensor, Tensor, Tensor> forward_typed(const MiningArguments& arguments,
-                                                 const Objective& objective) {
-  const int64_t count = arguments.batch.anchors.count;
-  Tensor picks = empty({2, count}, ScalarType::Long);
-  Tensor terms = empty({4, count}, kScalarType<T>);  // d_ap, d_an and the slopes of both
-  Tensor loss =
-      objective.reduction == Reduction::none ? empty({count}, kScalarType<T>) : empty({}, kScalarType<T>);
-  T* term = static_cast<T*>(terms.mutable_data_ptr());
-  const int64_t* picked = static_cast<const int64_t*>(picks.const_data_ptr());
-  const bool finite = mine_into<T>(arguments, picks, term);
-  score<T>(objective, finite, count, picked, picked + count, term, term + count,
-           static_cast<T*>(loss.mutable_data_ptr()), term + 2 * count, term + 3 * count);
-  return {loss, picks, terms};
-}
-
-std::tuple<Tensor, Tensor, Tensor> forward_op(Tensor emb, Tensor labels, std::optional<Tensor> ref_emb,
-                                              std::optional<Tensor> ref_labels,
-                                              std::optional<Tensor> self_index,
-                                              std::optional<int64_t> ignore_label, std::optional<Tensor> seed,
-                                              int64_t positive, int64_t negative, int64_t distance,
-                                              double cutoff, double nonzero_loss_cutoff, int64_t loss,
-                                              int64_t reduction, double margin, double temperature) {
-  const MiningArguments arguments(emb, labels, ref_emb, ref_labels, self_index, ignore_label, seed, positive,
-                                  negative, distance, cutoff, nonzero_loss_cutoff);
-  const Objective objective{word<Loss>(loss, 4), word<Reduction>(reduction, 4), margin, temperature};
-  return arguments.batch.anchors.storage == Storage::float64 ? forward_typed<double>(arguments, objective)
-                                                             : forward_typed<float>(arguments, objective);
-}
-
-template <class T>
-void backward_typed(const Tensor& grad, const Rows& anchors, const Rows& candidates, bool self_mining,
-                    const Tensor& picks, const Tensor& terms, Distance distance, void* anchor_gradient,
-                    void* candidate_gradient) {
-  const int64_t count = anchors.count;
-  const int64_t* picked = integers(picks, 2 * count, "picks");
+void gradient_typed(const Call& call, const Results& results, const Tensor& grad, void* anchors,
+                    void* candidates, void* learned) {
+  const int64_t count = call.batch.anchors.count;
+  values<double>(results.totals, 3, "totals");
+  const int64_t* picked = integers(results.picks, 2 * count, "picks");
   for (int64_t i = 0; i < 2 * count; ++i)
-    STD_TORCH_CHECK(picked[i] < candidates.count, "picks out of range: ", picked[i]);
-  const T* term = values<T>(terms, 4 * count, "terms");
+    STD_TORCH_CHECK(picked[i] < call.batch.candidates.count, "picks out of range: ", picked[i]);
+  values<T>(results.saved, kSaved[int(call.objective)] * count, "saved");
   const bool per_anchor = grad.dim() == 1;
   const T* upstream = values<T>(grad, per_anchor ? count : 1, "grad");
-  differentiate<T>(kernels<T>(), torch_pool(), anchors, candidates, self_mining, distance, picked,
-                   picked + count, term, term + count, term + 2 * count, term + 3 * count, upstream,
-                   per_anchor, anchor_gradient, candidate_gradient);
+  differentiate<T>(functions<T>(), torch_pool(), call, results.pointers<T>(count),
+                   {upstream, per_anchor, anchors, candidates, static_cast<T*>(learned)});
 }
 
-std::tuple<Tensor, Tensor> backward_op(Tensor grad, Tensor emb, std::optional<Tensor> ref_emb, Tensor picks,
-                                       Tensor terms, int64_t distance, bool wants_emb, bool wants_ref) {
-  const Rows anchors = rows_of(emb);
-  const Rows candidates = ref_emb ? rows_of(*ref_emb) : anchors;
-  STD_TORCH_CHECK(candidates.width == anchors.width && candidates.storage == anchors.storage,
-                  "emb and ref_emb must agree in width and type");
+std::tuple<Tensor, Tensor, Tensor> gradient_op(
+    Tensor grad, Tensor emb, Tensor labels, std::optional<Tensor> ref_emb, std::optional<Tensor> ref_labels,
+    std::optional<Tensor> self_index, std::optional<int64_t> ignore_label, std::optional<Tensor> learned,
+    std::vector<int64_t> codes, std::vector<double> numbers, Tensor totals, Tensor picks, Tensor saved,
+    bool wants_emb, bool wants_ref) {
+  const CallArguments given = {emb,          labels, ref_emb, ref_labels, self_index,
+                               ignore_label, {},     learned, codes,      numbers};
+  const Call call = call_of(given, false);
+  const Matrix &anchors = call.batch.anchors, &candidates = call.batch.candidates;
   wants_ref = wants_ref && ref_emb.has_value();
   const ScalarType type = emb.scalar_type();
   Tensor emb_gradient = wants_emb ? empty({anchors.count, anchors.width}, type) : empty({0}, type);
   Tensor ref_gradient = wants_ref ? empty({candidates.count, candidates.width}, type) : empty({0}, type);
-  const auto differentiate_as =
-      anchors.storage == Storage::float64 ? backward_typed<double> : backward_typed<float>;
-  differentiate_as(grad, anchors, candidates, !ref_emb.has_value(), picks, terms, word<Distance>(distance, 3),
-                   wants_emb ? emb_gradient.mutable_data_ptr() : nullptr,
-                   wants_ref ? ref_gradient.mutable_data_ptr() : nullptr);
-  return {emb_gradient, ref_gradient};
-}
-
-TupleObjective objective_of(int64_t objective, int64_t reduction, const std::vector<double>& parameters,
-                            const std::optional<Tensor>& beta, const Selection& selection) {
-  TupleObjective result;
-  result.tuples = word<Tuples>(objective, 6);
-  result.reduction = word<Reduction>(reduction, 4);
-  constexpr size_t wanted[] = {1, 0, 1, 4, 2, 1};
-  STD_TORCH_CHECK(parameters.size() == wanted[objective], "objective ", objective, " has ", wanted[objective],
-                  " parameters, got ", int64_t(parameters.size()));
-  std::copy(parameters.begin(), parameters.end(), result.parameters);
-  STD_TORCH_CHECK(beta.has_value() == (result.tuples == Tuples::beta_margin), "beta is beta_margin's");
-  STD_TORCH_CHECK(result.tuples != Tuples::multi_similarity || selection.distance == Distance::cosine,
-                  "multi_similarity is defined on cosine");
-  return result;
-}
-
-template <class T>
-TupleState<T> state_of(const Tensor& counts, const Tensor& picks, const Tensor& state, int64_t anchors) {
-  integers(counts, 2, "active");
-  integers(picks, 2 * anchors, "picks");
-  values<T>(state, 4 * anchors, "state");
-  int64_t* picked = static_cast<int64_t*>(picks.mutable_data_ptr());
-  T* kept = static_cast<T*>(state.mutable_data_ptr());
-  return {static_cast<int64_t*>(counts.mutable_data_ptr()),
-          picked,
-          picked + anchors,
-          kept,
-          kept + anchors,
-          kept + 2 * anchors,
-          kept + 3 * anchors};
-}
-
-template <class T>
-const T* beta_of(const std::optional<Tensor>& beta, int64_t anchors) {
-  return beta ? values<T>(*beta, anchors, "beta") : nullptr;
-}
-
-template <class T>
-std::tuple<Tensor, Tensor, Tensor, Tensor> tuples_forward_typed(const MiningArguments& arguments,
-                                                                const TupleObjective& objective,
-                                                                const std::optional<Tensor>& beta) {
-  const int64_t count = arguments.batch.anchors.count;
-  Tensor loss =
-      objective.reduction == Reduction::none ? empty({count}, kScalarType<T>) : empty({}, kScalarType<T>);
-  Tensor active = empty({2}, ScalarType::Long), picks = empty({2, count}, ScalarType::Long);
-  Tensor state = empty({4, count}, kScalarType<T>);
-  tuples_forward<T>(kernels<T>(), torch_pool(), arguments.batch, arguments.selection, objective,
-                    beta_of<T>(beta, count), static_cast<T*>(loss.mutable_data_ptr()),
-                    state_of<T>(active, picks, state, count));
-  return {loss, active, picks, state};
-}
-
-std::tuple<Tensor, Tensor, Tensor, Tensor> tuples_forward_op(
-    Tensor emb, Tensor labels, std::optional<Tensor> ref_emb, std::optional<Tensor> ref_labels,
-    std::optional<Tensor> self_index, std::optional<int64_t> ignore_label, std::optional<Tensor> seed,
-    int64_t positive, int64_t negative, int64_t distance, double cutoff, double nonzero_loss_cutoff,
-    int64_t objective, int64_t reduction, std::vector<double> parameters, std::optional<Tensor> beta) {
-  const MiningArguments arguments(emb, labels, ref_emb, ref_labels, self_index, ignore_label, seed, positive,
-                                  negative, distance, cutoff, nonzero_loss_cutoff, true);
-  const TupleObjective wanted = objective_of(objective, reduction, parameters, beta, arguments.selection);
-  return arguments.batch.anchors.storage == Storage::float64
-             ? tuples_forward_typed<double>(arguments, wanted, beta)
-             : tuples_forward_typed<float>(arguments, wanted, beta);
-}
-
-template <class T>
-void tuples_backward_typed(const Tensor& grad, const Batch& batch, const Selection& selection,
-                           const TupleObjective& objective, const std::optional<Tensor>& beta,
-                           const Tensor& active, const Tensor& picks, const Tensor& state,
-                           void* anchor_gradient, void* candidate_gradient, void* beta_gradient) {
-  const int64_t count = batch.anchors.count;
-  const TupleState<T> kept = state_of<T>(active, picks, state, count);
-  for (int64_t i = 0; i < 2 * count; ++i)
-    STD_TORCH_CHECK(kept.positive[i] < batch.candidates.count, "picks out of range: ", kept.positive[i]);
-  const bool per_anchor = grad.dim() == 1;
-  tuples_backward<T>(kernels<T>(), torch_pool(), batch, selection, objective, beta_of<T>(beta, count), kept,
-                     values<T>(grad, per_anchor ? count : 1, "grad"), per_anchor, anchor_gradient,
-                     candidate_gradient, static_cast<T*>(beta_gradient));
-}
-
-std::tuple<Tensor, Tensor, Tensor> tuples_backward_op(
-    Tensor grad, Tensor emb, Tensor labels, std::optional<Tensor> ref_emb, std::optional<Tensor> ref_labels,
-    std::optional<Tensor> self_index, std::optional<int64_t> ignore_label, int64_t positive, int64_t negative,
-    int64_t distance, int64_t objective, int64_t reduction, std::vector<double> parameters,
-    std::optional<Tensor> beta, Tensor active, Tensor picks, Tensor state, bool wants_emb, bool wants_ref) {
-  const Batch batch = batch_of(emb, labels, ref_emb, ref_labels, self_index, ignore_label);
-  Selection selection;
-  selection.positive = word<Positive>(positive, 4);
-  selection.negative = word<Negative>(negative, 6);
-  selection.distance = word<Distance>(distance, 3);
-  const TupleObjective wanted = objective_of(objective, reduction, parameters, beta, selection);
-  wants_ref = wants_ref && ref_emb.has_value();
-  const ScalarType type = emb.scalar_type();
-  const bool twice = batch.anchors.storage == Storage::float64;
-  Tensor emb_gradient =
-      wants_emb ? empty({batch.anchors.count, batch.anchors.width}, type) : empty({0}, type);
-  Tensor ref_gradient =
-      wants_ref ? empty({batch.candidates.count, batch.candidates.width}, type) : empty({0}, type);
-  Tensor beta_gradient =
-      empty({beta ? batch.anchors.count : 0}, twice ? ScalarType::Double : ScalarType::Float);
-  const auto differentiate_as = twice ? tuples_backward_typed<double> : tuples_backward_typed<float>;
-  differentiate_as(grad, batch, selection, wanted, beta, active, picks, state,
+  Tensor learned_gradient =
+      empty({learned ? anchors.count : 0}, given.is_double() ? ScalarType::Double : ScalarType::Float);
+  const auto differentiate_as = given.is_double() ? gradient_typed<double> : gradient_typed<float>;
+  differentiate_as(call, {grad, totals, picks, saved}, grad,
                    wants_emb ? emb_gradient.mutable_data_ptr() : nullptr,
                    wants_ref ? ref_gradient.mutable_data_ptr() : nullptr,
-                   beta ? beta_gradient.mutable_data_ptr() : nullptr);
-  return {emb_gradient, ref_gradient, beta_gradient};
+                   learned ? learned_gradient.mutable_data_ptr() : nullptr);
+  return {emb_gradient, ref_gradient, learned_gradient};
 }
 
 }  // namespace
@@ -378,11 +304,11 @@ std::tuple<Tensor, Tensor, Tensor> tuples_backward_op(
 extern "C" {
 
 // The instruction sets that this machine can run, separated by spaces, the best one last.
-__attribute__((visibility("default"))) const char* tripletops_isa_variants() noexcept {
+__attribute__((visibility("default"))) const char* tripletops_instruction_sets() noexcept {
   static const std::string names = [] {
     std::string joined;
-    for (const Variant* variant : usable_variants())
-      joined += (joined.empty() ? "" : " ") + std::string(variant->name);
+    for (const InstructionSet& set : usable_instruction_sets())
+      joined += (joined.empty() ? "" : " ") + std::string(set.name);
     return joined;
   }();
   return names.c_str();
@@ -391,18 +317,29 @@ __attribute__((visibility("default"))) const char* tripletops_isa_variants() noe
 // The one in use; null where TRIPLETOPS_ISA names one that cannot run here.
 __attribute__((visibility("default"))) const char* tripletops_isa() noexcept {
   try {
-    return selected_variant().name;
+    return selected_instruction_set().name;
   } catch (const std::invalid_argument&) {
     return nullptr;
   }
 }
 
+// False where the machine has no such instruction set.
+__attribute__((visibility("default"))) bool tripletops_select_isa(const char* name) noexcept {
+  try {
+    select_instruction_set(name);
+    return true;
+  } catch (const std::invalid_argument&) {
+    return false;
+  }
+}
+
+// The words that the library was built with.
+__attribute__((visibility("default"))) const char* tripletops_fingerprint() noexcept { return kFingerprint; }
+
 }  // extern "C"
 
 STABLE_TORCH_LIBRARY_IMPL(tripletops, CPU, library) {
   library.impl("mine", TORCH_BOX(&mine_op));
-  library.impl("triplet_forward", TORCH_BOX(&forward_op));
-  library.impl("triplet_backward", TORCH_BOX(&backward_op));
-  library.impl("tuples_forward", TORCH_BOX(&tuples_forward_op));
-  library.impl("tuples_backward", TORCH_BOX(&tuples_backward_op));
+  library.impl("loss", TORCH_BOX(&loss_op));
+  library.impl("gradient", TORCH_BOX(&gradient_op));
 }

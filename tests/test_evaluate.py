@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import KINDS, LAYOUTS, bits, laid_out, lattice_batch, random_batch, rows_of_kind
 from pytorch_metric_learning.distances import BaseDistance, CosineSimilarity, LpDistance
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 from pytorch_metric_learning.utils.inference import CustomKNN
@@ -23,6 +22,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tests.support.batches import KINDS, LAYOUTS, laid_out, lattice_batch, random_batch, rows_of_kind
+from tests.support.calls import bits
 from tripletops import evaluate, reference
 from tripletops.evaluate import diameter, map_at_r, nearest, nmi, nmi_plus, recall_at_k
 

@@ -6,39 +6,40 @@ import copy
 import inspect
 import pickle
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
-from math import inf, nan
+from math import inf
 from typing import Any
 
 import pytest
 import torch
 
 import tripletops as T
+from tests.support.arguments import NUMBERS, WORDS
+from tripletops._signatures import row_arguments
+from tripletops._words import FUNCTION, NEGATIVE, OBJECTIVE, POSITIVE, Function
 
-TRIPLET_MODULES: list[tuple[type[torch.nn.Module], Callable[..., torch.Tensor]]] = [
-    (T.nn.TripletLoss, T.triplet_loss),
-    (T.nn.BatchHardLoss, T.batch_hard_loss),
-    (T.nn.EasyPositiveLoss, T.easy_positive_loss),
-]
-TUPLES_MODULES: list[tuple[type[torch.nn.Module], Callable[..., torch.Tensor]]] = [
-    (T.nn.BatchAllLoss, T.batch_all_loss),
-    (T.nn.SemiHardLoss, T.semi_hard_loss),
-    (T.nn.MultiSimilarityLoss, T.multi_similarity_loss),
-    (T.nn.ContrastiveLoss, T.contrastive_loss),
-]
-# The module has the beta that the function is given.
-BETA_MARGIN = (T.nn.BetaMarginLoss, partial(T.beta_margin_loss, beta=1.2))
-MODULES = [*TRIPLET_MODULES, *TUPLES_MODULES, BETA_MARGIN]
+RECORD = {record.module: record for record in FUNCTION.values() if record.module}
+
+
+def function_of(record: Function) -> Callable[..., Any]:
+    """The public function; where the module learns a number, with the start that the module has."""
+    learned = OBJECTIVE[record.objective].learned
+    return partial(getattr(T, record.name), **({} if learned is None else {learned.name: learned.start}))
 
 
 every_module = pytest.mark.parametrize(
-    ("module", "function"), MODULES, ids=lambda value: getattr(value, "__name__", "beta_margin_loss")
+    ("module", "function"),
+    [pytest.param(getattr(T.nn, name), function_of(record), id=name) for name, record in RECORD.items()],
 )
 every_triplet_module = pytest.mark.parametrize(
-    ("module", "function"), TRIPLET_MODULES, ids=lambda value: value.__name__
+    ("module", "function"),
+    [
+        pytest.param(getattr(T.nn, name), function_of(record), id=name)
+        for name, record in RECORD.items()
+        if record.objective == "triplet"
+    ],
 )
-ROWS = ("ref_emb", "ref_labels", "self_index", "generator", "seed")
 
 
 @pytest.fixture
@@ -54,9 +55,10 @@ def labels() -> torch.Tensor:
 @every_module
 def test_same_options_and_defaults_as_the_function(module, function):
     options = inspect.signature(function).parameters
-    expected = {name: p.default for name, p in options.items() if name not in ("emb", "labels", *ROWS)}
+    rows = {"emb", "labels", *(argument.name for argument in row_arguments(RECORD[module.__name__]))}
+    expected = {name: p.default for name, p in options.items() if name not in rows}
     given = {name: p.default for name, p in inspect.signature(module).parameters.items()}
-    if module is T.nn.BetaMarginLoss:
+    if OBJECTIVE[RECORD[module.__name__].objective].learned is not None:
         assert given.pop("classes") is None
     assert given == expected
 
@@ -100,22 +102,22 @@ def test_same_loss_and_gradient_as_the_function(module, function, options, emb, 
 
 
 @pytest.mark.parametrize(
-    ("module", "function", "options"),
+    ("name", "options"),
     [
-        (T.nn.BatchAllLoss, T.batch_all_loss, {"margin": 1.5}),
-        (T.nn.BatchAllLoss, T.batch_all_loss, {"loss": "soft_margin", "distance": "cosine"}),
-        (T.nn.SemiHardLoss, T.semi_hard_loss, {"margin": 1.5, "distance": "sqeuclidean"}),
-        (T.nn.MultiSimilarityLoss, T.multi_similarity_loss, {"alpha": 1.0, "beta": 9.0, "base": 0.5}),
-        (T.nn.MultiSimilarityLoss, T.multi_similarity_loss, {"epsilon": None, "positive": "easy"}),
-        (T.nn.ContrastiveLoss, T.contrastive_loss, {"pos_margin": 0.3, "neg_margin": 1.7}),
-        (T.nn.ContrastiveLoss, T.contrastive_loss, {"positive": "easy", "negative": "semihard"}),
-        (*BETA_MARGIN, {"beta": 1.25, "positive": "hard", "negative": "all", "distance": "sqeuclidean"}),
+        ("BatchAllLoss", {"margin": 1.5}),
+        ("BatchAllLoss", {"loss": "soft_margin", "distance": "cosine"}),
+        ("SemiHardLoss", {"margin": 1.5, "distance": "sqeuclidean"}),
+        ("MultiSimilarityLoss", {"alpha": 1.0, "beta": 9.0, "base": 0.5}),
+        ("MultiSimilarityLoss", {"epsilon": None, "positive": "easy"}),
+        ("ContrastiveLoss", {"pos_margin": 0.3, "neg_margin": 1.7}),
+        ("ContrastiveLoss", {"positive": "easy", "negative": "semihard"}),
+        ("BetaMarginLoss", {"beta": 1.25, "positive": "hard", "negative": "all", "distance": "sqeuclidean"}),
     ],
 )
-def test_same_objective_as_the_function(module, function, options, emb, labels):
+def test_same_objective_as_the_function(name, options, emb, labels):
     for common in ({}, {"reduction": "none"}, {"ignore_label": 2, "reduction": "sum"}):
         given = {"backend": "reference", **common, **options}
-        check_same(module(**given), partial(function, **given), emb, labels)
+        check_same(getattr(T.nn, name)(**given), partial(function_of(RECORD[name]), **given), emb, labels)
 
 
 def test_return_active(emb, labels):
@@ -165,17 +167,23 @@ class TestBeta:
         assert criterion.beta.grad is not None
         assert criterion.beta.grad.dtype is torch.float64
 
+    def test_given_twice(self):
+        with pytest.raises(TypeError, match="BetaMarginLoss got beta twice, by position and by keyword"):
+            T.nn.BetaMarginLoss(1.2, beta=1.2)
+        with pytest.raises(TypeError, match="BetaMarginLoss got classes twice"):
+            T.nn.BetaMarginLoss(1.2, 3, classes=3)
+
     def test_labels_are_classes(self, emb, labels):
         with pytest.raises(ValueError, match="labels holds 3"):
             T.nn.BetaMarginLoss(classes=3, backend="reference")(emb, labels)
 
 
-@pytest.mark.parametrize(
-    "module", [T.nn.TripletLoss, T.nn.EasyPositiveLoss, T.nn.ContrastiveLoss, T.nn.BetaMarginLoss]
-)
-@pytest.mark.parametrize("negative", ["random", "distance"])
-def test_random_rules(module, negative, emb, labels):
-    criterion = module(negative=negative, distance="cosine", backend="reference", reduction="none")
+@pytest.mark.parametrize("name", [name for name, record in RECORD.items() if record.draws])
+@pytest.mark.parametrize("negative", [word.name for word in NEGATIVE.values() if word.draws])
+def test_random_rules(name, negative, emb, labels):
+    criterion = getattr(T.nn, name)(
+        negative=negative, distance="cosine", backend="reference", reduction="none"
+    )
     assert torch.equal(criterion(emb, labels, seed=3), criterion(emb, labels, seed=3))
     assert not torch.equal(criterion(emb, labels, seed=3), criterion(emb, labels, seed=4))
     drawn = [criterion(emb, labels, generator=torch.Generator().manual_seed(9)) for _ in range(2)]
@@ -190,37 +198,53 @@ def test_rules_of_the_named_losses(emb, labels):
     assert torch.equal(given(emb, labels), easy(emb, labels))
 
 
-@every_module
+def mistakes(name: str) -> Iterator[tuple[str, Any, type[Exception]]]:
+    """Every option of a module with a value that it must not have."""
+    public, objective = f"nn.{name}", OBJECTIVE[RECORD[name].objective]
+    for number, refusals in NUMBERS[public].items():
+        yield number, refusals[-1][0], ValueError
+        yield number, "0.5", TypeError
+    yield from ((option, "eazy", ValueError) for option in WORDS[public])
+    yield "ignore_label", 0.5, TypeError
+    if objective.counts_active:
+        yield "return_active", "yes", TypeError
+    if objective.learned is not None:
+        yield objective.learned.name, inf, ValueError
+        yield "classes", 0, ValueError
+
+
 @pytest.mark.parametrize(
-    ("option", "value", "kind"),
+    ("name", "option", "value", "kind"),
     [
-        ("margin", -0.5, ValueError),
-        ("margin", "0.5", TypeError),
-        ("temperature", 0.0, ValueError),
-        ("cutoff", 0.0, ValueError),
-        ("nonzero_loss_cutoff", 0.0, ValueError),
-        ("alpha", -1.0, ValueError),
-        ("beta", inf, ValueError),
-        ("base", nan, ValueError),
-        ("epsilon", -0.1, ValueError),
-        ("pos_margin", -0.1, ValueError),
-        ("neg_margin", nan, ValueError),
-        ("classes", 0, ValueError),
-        ("return_active", "yes", TypeError),
-        ("positive", "eazy", ValueError),
-        ("negative", "semi", ValueError),
-        ("loss", "hinge", ValueError),
-        ("distance", "l2", ValueError),
-        ("reduction", "average", ValueError),
-        ("ignore_label", 0.5, TypeError),
-        ("backend", "gpu", ValueError),
+        pytest.param(name, *mistake, id=f"{name}-{mistake[0]}-{mistake[2].__name__}")
+        for name in RECORD
+        for mistake in mistakes(name)
     ],
 )
-def test_a_mistake_fails_at_construction(module, function, option, value, kind):
-    if option not in inspect.signature(module).parameters:
-        return
+def test_a_mistake_fails_at_construction(name, option, value, kind):
     with pytest.raises(kind, match=option):
-        module(**{option: value})
+        getattr(T.nn, name)(**{option: value})
+
+
+def test_every_option_has_a_mistake():
+    for name in RECORD:
+        tried = {option for option, _, _ in mistakes(name)}
+        assert tried == set(inspect.signature(getattr(T.nn, name)).parameters)
+
+
+@every_module
+def test_options_do_not_go_to_the_call(module, function, emb, labels):
+    option = next(iter(inspect.signature(module).parameters.values()))
+    name = module.__name__
+    words = f"A call of {name} got an unexpected keyword argument {option.name!r}; its arguments are emb, "
+    with pytest.raises(TypeError, match=re.escape(words)):
+        module()(emb, labels, **{option.name: option.default})
+
+
+@pytest.mark.parametrize("name", [name for name, record in RECORD.items() if not record.draws])
+def test_a_seed_is_for_rules_that_draw(name, emb, labels):
+    with pytest.raises(TypeError, match=f"A call of {name} got an unexpected keyword argument 'seed'"):
+        getattr(T.nn, name)()(emb, labels, seed=1)
 
 
 @every_module
@@ -249,7 +273,8 @@ def test_modules_of_others_take_what_they_like():
 
 
 def test_rules_are_checked_at_construction():
-    with pytest.raises(ValueError, match=r"positive='eazy'.*'hard', 'easy', 'random'"):
+    ones = ", ".join(repr(word) for word in POSITIVE if word != "all")
+    with pytest.raises(ValueError, match=f"positive='eazy'.*{ones}$"):
         T.nn.TripletLoss(positive="eazy")
     with pytest.raises(ValueError, match=r"negative='semi'.*'semihard'"):
         T.nn.EasyPositiveLoss(negative="semi")
@@ -284,11 +309,10 @@ def test_attributes_may_change(emb, labels):
 
 def test_repr():
     assert repr(T.nn.BatchHardLoss(margin=0.3, ignore_label=-1)) == (
-        "BatchHardLoss(positive='hard', negative='hard', cutoff=0.5, nonzero_loss_cutoff=1.4, margin=0.3, "
-        "loss='margin', temperature=1.0, ignore_label=-1, reduction='mean')"
+        "BatchHardLoss(loss='margin', margin=0.3, temperature=1.0, reduction='mean', ignore_label=-1)"
     )
     assert repr(T.nn.BatchAllLoss()) == (
-        "BatchAllLoss(margin=0.2, loss='margin', reduction='mean', return_active=False)"
+        "BatchAllLoss(loss='margin', margin=0.2, reduction='mean', return_active=False)"
     )
     assert repr(T.nn.MultiSimilarityLoss(epsilon=None)) == (
         "MultiSimilarityLoss(alpha=2.0, beta=50.0, base=1.0, positive='all', reduction='mean')"
@@ -301,8 +325,10 @@ def test_repr():
 @every_module
 def test_copies(module, function, emb, labels):
     criterion = module(reduction="sum", backend="reference")
-    seed = {"seed": 3} if module is T.nn.BetaMarginLoss else {}
-    learned = {"beta": criterion.beta} if module is T.nn.BetaMarginLoss else {}
+    record = RECORD[module.__name__]
+    seed = {"seed": 3} if record.draws else {}
+    number = OBJECTIVE[record.objective].learned
+    learned = {} if number is None else {number.name: getattr(criterion, number.name)}
     assert dict(criterion.named_parameters()) == learned
     assert dict(criterion.state_dict()) == learned
     for other in (copy.deepcopy(criterion), pickle.loads(pickle.dumps(criterion))):

@@ -17,12 +17,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARY = ROOT / "tripletops" / "_C.abi3.so"
-# Files that switch an instruction set on for themselves.
-ISA_FILES = [
-    path
-    for path in sorted((ROOT / "csrc" / "kernels").glob("*.cpp"))
-    if "#pragma GCC target" in path.read_text()
-]
+CPU = ROOT / "tripletops" / "backends" / "cpu.py"
+# One for each instruction set, which switches it on for itself; the baseline switches nothing on.
+ISA_FILES = sorted((ROOT / "csrc" / "kernels" / "isa").glob("*.cpp"))
 
 
 def run(*command: str | Path, cwd: Path = ROOT) -> str:
@@ -69,18 +66,50 @@ def test_the_library_exports_what_python_asks_for_and_nothing_else():
         pytest.skip("the library is not built in place")
     exported = symbols("-D", "--defined-only", LIBRARY)
     ours = {line.split(maxsplit=2)[-1] for line in exported if "tripletops" in line}
-    assert ours == {"tripletops_isa", "tripletops_isa_variants"}
+    asked = set(re.findall(r"library\.(tripletops_\w+)", CPU.read_text(encoding="utf-8")))
+    assert ours == asked
 
 
 def test_there_are_isa_files():
-    assert {path.stem for path in ISA_FILES} >= {"avx2", "avx512"}
+    assert {path.stem for path in ISA_FILES} >= {"baseline", "avx2", "avx512"}
+
+
+def test_isa_files_alone_switch_instruction_sets_on():
+    """The baseline is one of them, and switches nothing on: it would be the baseline no more."""
+    sources = sorted(path for path in (ROOT / "csrc").rglob("*") if path.suffix in (".h", ".cpp"))
+    switching = [
+        path for path in sources if re.search(r"#pragma GCC target|target\(", path.read_text("utf-8"))
+    ]
+    assert switching == [path for path in ISA_FILES if path.stem != "baseline"]
+
+
+@pytest.fixture(scope="module")
+def generated(tmp_path_factory) -> Path:
+    """The headers that the build writes first."""
+    folder = tmp_path_factory.mktemp("generated")
+    run(sys.executable, ROOT / "csrc" / "words.py", folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["registry.h", "words.h"]
+    return folder
+
+
+def test_headers_are_written_without_torch(tmp_path):
+    """And without the package, which needs torch."""
+    program = """
+import runpy, sys
+sys.modules.update(dict.fromkeys(["torch", "numpy", "tripletops"]))
+sys.argv[:] = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+    run(sys.executable, "-c", program, ROOT / "csrc" / "words.py", tmp_path)
+    assert (tmp_path / "words.h").exists()
 
 
 @pytest.mark.parametrize("path", ISA_FILES, ids=lambda path: path.stem)
-def test_isa_files_define_no_weak_symbol(path, tmp_path):
+def test_isa_files_define_no_weak_symbol(path, generated, tmp_path):
     # Of weak definitions the linker keeps any one, so the baseline could end up with AVX-512 code.
     out = tmp_path / "kernel.o"
-    run(tool("g++"), *build_flags(), "-fPIC", f"-I{ROOT / 'csrc'}", "-c", path, "-o", out)
+    folders = [f"-I{folder}" for folder in (ROOT / "csrc", ROOT / "csrc" / "kernels", generated)]
+    run(tool("g++"), *build_flags(), "-fPIC", *folders, "-c", path, "-o", out)
     defined = symbols("--defined-only", out)
     assert any("tripletops" in line for line in defined), "nothing was read"
     assert [line for line in defined if re.search(r"^\S+ [WwVvu] ", line)] == []
@@ -174,7 +203,7 @@ def test_the_wheel_has_the_package_and_its_library_and_nothing_else(source_tree,
     packed = {path.relative_to(unpacked).as_posix() for path in unpacked.rglob("*") if path.is_file()}
     files = (path for path in (source_tree / "tripletops").rglob("*") if path.is_file())
     sources = {path.relative_to(source_tree).as_posix() for path in files}
-    assert "tripletops/py.typed" in sources
+    assert {"tripletops/py.typed", "tripletops/__init__.pyi", "tripletops/_words.py"} <= sources
     assert {name for name in packed if ".dist-info/" not in name} == sources | {"tripletops/_C.abi3.so"}
 
 
@@ -214,6 +243,7 @@ def test_builds_in_place_have_the_kernels_for_the_tests(source_tree, compiler, t
     assert built.returncode == 0, built.stderr
     names = sorted(path.name.split(".")[0] for path in tree.glob("tripletops/*.so"))
     assert names == ["_C", "_kernels"]
+    assert sorted(path.name for path in tree.glob("build/generated/*")) == ["registry.h", "words.h"]
 
 
 @pytest.mark.parametrize("command", ["no-such-compiler", "false"])
@@ -229,11 +259,12 @@ def test_a_build_without_a_compiler_says_what_to_install(source_tree, tmp_path, 
 
 
 def test_the_sdist_is_whole(tmp_path):
-    """`make test` and `make demo` need all that git tracks, and nothing else is packed."""
+    """`make test` and `make demo` need all that git does not ignore, and nothing else is packed."""
     pytest.importorskip("setuptools")
     if not (ROOT / ".git").exists():
         pytest.skip("not a git checkout")
-    tracked = {name for name in run(tool("git"), "ls-files").splitlines() if (ROOT / name).exists()}
+    listed = run(tool("git"), "ls-files", "--cached", "--others", "--exclude-standard").splitlines()
+    tracked = {name for name in listed if (ROOT / name).exists()}
     for name in tracked:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)

@@ -1,4 +1,4 @@
-"""Which images a batch has, by the name of the rule: an epoch's batches depend on (seed, epoch) alone."""
+"""The rules by which images are put into batches. An epoch's batches depend on (seed, epoch) alone."""
 
 from __future__ import annotations
 
@@ -48,8 +48,7 @@ class ShuffledBatches(Sampler[list[int]]):
 def batches(
     settings: Settings, labels: Tensor, seed: int, *, num_replicas: int, rank: int
 ) -> PKSampler | GroupSampler | ShuffledBatches:
-    """The rule that `settings.batches` names; it is asked `settings.steps` times an epoch, if that is
-    given."""
+    """The sampler that `settings.batches` names, with `settings.steps` batches per epoch if that is given."""
     batch, per_class = settings.batch, settings.per_class
     if settings.batches == "shuffled":
         return ShuffledBatches(

@@ -23,7 +23,7 @@ from train_ref.trainer import Context
 
 EXPERIMENT = "eps-even-odd"
 CHANGES = {"dataset": "digits", "size": 8}
-STEPS = 30  # an epoch
+STEPS = 30  # per epoch
 EPOCHS = 10
 SEEDS = 3
 OUTPUT = Path("results/demo")

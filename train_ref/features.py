@@ -1,5 +1,5 @@
-"""What goes into the network: batches of images, or of what its frozen blocks made of them, once and for all
-views."""
+"""What goes into the network: batches of images, or of the outputs of its frozen blocks, which are computed
+once."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ COMPUTED_AT_ONCE = 256
 
 
 class Inputs:
-    """A training's inputs. With a frozen stem they are its features, (N, views, …) of the training images, of
-    which a batch has one view each at random; without one, images that are cropped and flipped as they are
-    asked for."""
+    """A training's inputs. With a frozen stem they are its outputs for all views of the training images,
+    (N, views, …), and a batch takes a random view of each. Without one they are images, cropped and flipped
+    anew for every batch."""
 
     def __init__(
         self, dataset: Dataset, network: Network, settings: Settings, device: torch.device, cache: Path | None
@@ -44,7 +44,7 @@ class Inputs:
         return self._floats(views(pixels, generator, self.pad) if self.pad else pixels)
 
     def plain(self, split: Split, size: int) -> Iterator[Tensor]:
-        """Inputs of a whole split, as its images are."""
+        """Inputs of a whole split, its images neither cropped nor flipped."""
         if self.stem is None:
             for pixels in split.pixels.split(size):
                 yield self._floats(pixels)

@@ -170,7 +170,7 @@ class RunFolder:
             if not os.fstat(file.fileno()).st_nlink:
                 raise FolderError(f"{self.path} was in use by a process that is just ending: try again")
             try:
-                with suppress(OSError):  # on a full disk the holder has no name
+                with suppress(OSError):  # on a full disk the lock is held without naming its holder
                     file.truncate(0)
                     file.write(_this_process().encode())
                 yield

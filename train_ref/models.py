@@ -136,7 +136,7 @@ def _even_odd_relu(size: int, channels: int) -> tuple[nn.Module, int]:
 def _convnet2(size: int, channels: int) -> tuple[nn.Module, int]:
     """The 2-layer convnet of the isometric-approximation paper's Appendix E, which doesn't describe it.
 
-    The maximum comes before the ReLU: the same, of a quarter of the values."""
+    The maximum comes before the ReLU: that gives the same result from a quarter of the values."""
     body = nn.Sequential(
         *(nn.Conv2d(channels, 32, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()),
         *(nn.Conv2d(32, 64, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()),

@@ -31,8 +31,8 @@ class Objective(nn.Module):
             )
 
     def trimmed(self, loss: Tensor) -> Tensor:
-        """The mean of the anchors' losses but the highest ("Learning with Bad Training Data via Iterative
-        Trimmed Loss Minimization", there over the data set, here over the batch as 001 has it)."""
+        """The mean of the anchors' losses without the highest ("Learning with Bad Training Data via Iterative
+        Trimmed Loss Minimization"). That paper trims the data set; paper 001 and this trim the batch."""
         if not self.settings.trim:
             return loss
         kept = max(1, round((1 - self.settings.trim) * len(loss)))
@@ -40,7 +40,7 @@ class Objective(nn.Module):
 
 
 class Triplet(Objective):
-    """One triplet an anchor: any rule for the positive, any for the negative, any loss."""
+    """One triplet per anchor: any rule for the positive, any for the negative, any loss."""
 
     can_trim = True
 
@@ -100,17 +100,17 @@ class MultiSimilarity(Objective):
 
 
 class ProxyNCA(Objective):
-    """ "No Fuss Distance Metric Learning using Proxies": a learned point for each class, −log of how much
-    nearer than all the others the own one is. Its cost is O(N·classes), so it needs no kernel."""
+    """ "No Fuss Distance Metric Learning using Proxies": every class has a learned point, its proxy. The loss
+    of a row is −ln(e^(−d²(own proxy)) / Σ e^(−d²(other proxies))). It costs O(N·classes), so it needs no
+    kernel."""
 
     def __init__(self, settings: Settings, classes: int, backend: str | None, generator: torch.Generator):
         super().__init__(settings, classes, backend, generator)
         self.proxies = nn.Parameter(torch.randn(classes, settings.dim))
 
     def forward(self, emb: Tensor, labels: Tensor) -> Tensor:
-        closeness = (
-            2 * F.normalize(emb) @ F.normalize(self.proxies).T
-        )  # −d² of points on the sphere, but for a constant
+        # −d² of points on the sphere, plus a constant that cancels
+        closeness = 2 * F.normalize(emb) @ F.normalize(self.proxies).T
         own = closeness.gather(1, labels[:, None])
         others = closeness.scatter(1, labels[:, None], -torch.inf).logsumexp(1, keepdim=True)
         return (others - own).mean()

@@ -40,7 +40,7 @@ class Outcome:
         return [cell.key for cell in self.cells if cell.key not in done]
 
     def values(self, row: str, measure: str) -> list[float]:
-        """A measure after training, one number a seed that has it."""
+        """A measure after training, one number per seed that has it."""
         finals = self.finals.get(row, [])
         return [record["measures"][measure] for record in finals if measure in record["measures"]]
 
@@ -51,7 +51,7 @@ class Outcome:
         return Value(statistics.fmean(found), statistics.stdev(found) if len(found) > 1 else 0.0, len(found))
 
     def before(self, row: str, measure: str) -> list[float]:
-        """A measure before training, one number a seed that has finished."""
+        """A measure before training, one number per seed that has finished."""
         done = {record["cell"] for record in self.finals.get(row, [])}
         firsts = [record for record in self.records if record["cell"] in done and record.get("epoch") == 0]
         return [record["measures"][measure] for record in firsts if measure in record["measures"]]
@@ -74,7 +74,7 @@ class Outcome:
         }
 
     def by_epoch(self, row: str, measure: str) -> dict[int, list[float]]:
-        """A measure after every epoch that has it, one number a seed."""
+        """A measure after every epoch that has it, one number per seed."""
         found: dict[int, list[float]] = {}
         for record in self.records:
             if record["row"] == row and "epoch" in record and measure in record["measures"]:

@@ -50,7 +50,7 @@ class Train:
         else:
             for place, name in enumerate(tests):
                 measures |= self.recall(name, tests, embeddings)
-                # k-means takes longer than everything else: of all splits but the first, by one seed.
+                # k-means takes longer than everything else, so later splits are clustered for one seed only.
                 if self.settings.nmi and (place == 0 or self.keeps):
                     measures |= self.clusters(name, tests[name], embeddings[name])
         for name in self.settings.keep if self.keeps else ():
@@ -59,7 +59,7 @@ class Train:
         return measures
 
     def recall_of_epoch(self) -> Measures:
-        """Of the first test split, by the first seed, whenever its turn is."""
+        """Recall on the first test split, every `measure_every` epochs, for the first seed only."""
         every, epoch = self.settings.measure_every, self.training.epoch
         if not every or epoch % every or not self.keeps:
             return {}
@@ -86,13 +86,13 @@ class Train:
         for label in self.settings.measured:
             labels = split.labels[label]
             measures[f"{name}/{label}/NMI"] = 100 * nmi(emb, labels)
-            if len(labels.unique()) * self.settings.nmi_factor < len(labels):  # as of letters it would not be
+            # NMI+ needs more images than clusters. Omniglot's letters have too few.
+            if len(labels.unique()) * self.settings.nmi_factor < len(labels):
                 measures[f"{name}/{label}/NMI+"] = 100 * nmi_plus(emb, labels, self.settings.nmi_factor)
         return measures
 
     def keep_diagram(self) -> None:
-        """The similarities of every training image to its nearest positive and its nearest negative among
-        all."""
+        """Keep the similarity of every training image to its nearest positive and to its nearest negative."""
         if self.training.epoch in self.settings.diagrams and self.keeps:
             split = self.training.dataset.train
             triplets = T.mine(
@@ -107,8 +107,8 @@ class Train:
 
 
 class Collapse(Train):
-    """The diameter of a fixed set of images before and after, and the loss before: 000's bound is made of
-    them."""
+    """The diameter of a fixed set of images before and after training, and the loss before it. The bound of
+    paper 000 is computed from these."""
 
     def before(self) -> Measures:
         training = self.training
@@ -141,9 +141,8 @@ class Collapse(Train):
 
 
 class Movement(Train):
-    """Where triplets move on the scatter diagram in a step that is taken for them, 002 section 6.1: every
-    vector is in one triplet only, the learning rate is low, and the similarities are measured again after
-    each step."""
+    """Where a step moves its triplets on the scatter diagram (paper 002, section 6.1). Every vector is in one
+    triplet only, the learning rate is low, and the similarities are measured again after each step."""
 
     def before(self) -> Measures:
         return {}

@@ -44,8 +44,8 @@ class StoppedError(Exception):
 
 @contextmanager
 def errors_in_words() -> Iterator[None]:
-    """End the program by a sentence where its user can do something about an error; what remains are mistakes
-    of the program, which show where they were made."""
+    """End the program with one sentence where its user can do something about an error. Other errors are
+    mistakes of the program: they keep their traceback."""
     try:
         yield
     except (DataError, FolderError, ValueError, ImportError, ArithmeticError) as error:
@@ -60,7 +60,7 @@ def errors_in_words() -> Iterator[None]:
 
 
 class Interrupt:
-    """Remembers Ctrl-C or a request to end until it suits; a second Ctrl-C ends at once."""
+    """Remembers Ctrl-C or a request to end until the step under way is done; a second Ctrl-C ends at once."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -101,7 +101,7 @@ def new_run(
         "tensorboard": tensorboard,
         "environment": measure.environment(context.device.type),
     }
-    cells = cells_of(config)  # before the folder is made: a wrong setting makes none
+    cells = cells_of(config)  # first, so that a wrong setting leaves no folder behind
     _check_backend(context)
     config["settings"] = {cell.row.key: dataclasses.asdict(cell.settings) for cell in cells}
     with ExitStack() as held:
@@ -222,7 +222,7 @@ def _train(
     interrupt: Interrupt,
     tensorboard: bool,
 ) -> list[Record]:
-    """One training from where it stands to its end; its records."""
+    """Do the rest of a training; all of its records are returned."""
     cell, context = training.cell, training.context
     procedure = PROCEDURES[experiment.procedure](training)
     head = {"cell": cell.key, "row": cell.row.key, "seed": cell.seed}
@@ -308,7 +308,8 @@ def _anyone(asked: bool, context: Context) -> bool:
 
 
 def _once(context: Context, action: Callable[[], object]) -> None:
-    """Have the first process do what is done once for all; where its folder fails it, all of them end."""
+    """Let the first process do what is done once for all of them. If it raises a `FolderError`, all raise
+    it."""
     failed: list[FolderError | None] = [None]
     if context.rank == 0:
         try:

@@ -23,7 +23,7 @@ class Allowed(NamedTuple):
     test: Callable[[float], bool]
 
 
-MOST = 1_000_000  # more than any experiment needs: a slip of the finger shall not fill the memory
+MOST = 1_000_000  # more than any experiment needs, so that a typing error cannot fill the memory
 Count = Annotated[int, Allowed(f"from 1 to {MOST:,}", lambda number: 1 <= number <= MOST)]
 CountFromZero = Annotated[int, Allowed(f"from 0 to {MOST:,}", lambda number: 0 <= number <= MOST)]
 Seed = Annotated[int, Allowed("0 or greater, and less than 2**32", lambda number: 0 <= number < 2**32)]
@@ -43,7 +43,7 @@ class Settings:
     size: Count  # pixels a side
     target: str = "class"  # the labels that training sees
     measured: tuple[str, ...] = ("class",)  # the labels that recall and NMI are measured by
-    # A view of an image is a crop of it, padded by so many pixels, flipped or not; 0: as it is.
+    # A view is a random crop of the image padded by this many pixels, flipped or not; 0: the image itself.
     pad: CountFromZero = 0
 
     network: str
@@ -56,7 +56,7 @@ class Settings:
     batches: str = "pk"  # "pk", "groups" (every image once an epoch) or "shuffled" (no same-class guarantee)
     batch: Count
     per_class: Count = 8  # images of a class in a batch, "pk" and "groups"
-    steps: Count | None = None  # an epoch; None: as many as one pass over the images takes
+    steps: Count | None = None  # per epoch; None: as many as one pass over the images takes
 
     objective: str = "triplet"  # a name of `objectives.OBJECTIVES`
     positive: str = "hard"
@@ -80,7 +80,7 @@ class Settings:
     recall_at: tuple[Count, ...] = (1, 2, 4, 8)
     measure_every: CountFromZero = 0  # epochs between measures of recall; 0: after the last only
     nmi: bool = False
-    nmi_factor: Count = 10  # NMI+ has so many clusters a class
+    nmi_factor: Count = 10  # clusters per class of NMI+
     keep: tuple[str, ...] = ()  # splits whose embeddings by the first seed are kept for figures, or "train"
     # Epochs after which the triplet scatter diagram is kept; 0: before training.
     diagrams: tuple[CountFromZero, ...] = ()
@@ -130,9 +130,7 @@ class Row:
     changes: dict[str, Any] = field(default_factory=dict)
     group: str = ""  # the table or panel it belongs to
     at_paper: dict[str, Any] = field(default_factory=dict)  # changed at the paper's scale only
-    published: dict[str, float] = field(
-        default_factory=dict
-    )  # the paper's numbers by the name of the measure
+    published: dict[str, float] = field(default_factory=dict)  # the paper's numbers by measure
     scales: tuple[str, ...] = (DESK, PAPER)
 
     @property
@@ -140,7 +138,7 @@ class Row:
         return f"{self.group}: {self.name}" if self.group else self.name
 
     def cells(self, settings: Settings) -> list[Cell]:
-        """Its trainings, one a seed."""
+        """Its trainings, one per seed."""
         seeds = range(settings.first_seed, settings.first_seed + settings.seeds)
         return [Cell(self, seed, settings) for seed in seeds]
 
@@ -163,7 +161,7 @@ class Cell(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What became of one claim of the paper."""
+    """Whether one claim of the paper was reproduced."""
 
     claim: str
     outcome: str  # a word of `experiments.verdicts`

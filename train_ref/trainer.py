@@ -2,9 +2,9 @@
 any two steps.
 
 The step computes the loss on embeddings cut off from the network's graph, and hands their gradient on to it.
-So the time that the loss takes can be told from the network's, the share of embeddings that it moves can be
-counted, and under torchrun every process mines in the batch of all: the embeddings are gathered, the loss is
-computed by each, and each goes on with the gradient of its own rows.
+That has three uses. The loss is timed apart from the network. The share of embeddings that it moves can be
+counted. And under torchrun every process mines in the batch of all processes: the embeddings are gathered,
+every process computes the whole loss and goes on with the gradient of its own rows.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Context:
 
 
 class Step(NamedTuple):
-    """What became of one step; the embeddings are those of the batch of all processes."""
+    """The result of one step; the embeddings are those of the batch of all processes."""
 
     loss: float
     active: float  # the share of embeddings that the loss moves
@@ -82,7 +82,8 @@ class Training:
         )
         # Channels last halves the time of small convolutions on a CPU.
         self.network = network.to(context.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.draws = torch.Generator().manual_seed(cell.seed)  # of the objective: the same in all processes
+        # What the objective draws is the same in all processes.
+        self.draws = torch.Generator().manual_seed(cell.seed)
         classes = int(self.labels.max()) + 1
         objective = OBJECTIVES[settings.objective](settings, classes, context.backend, self.draws)
         self.objective = objective.to(context.device)
@@ -95,14 +96,14 @@ class Training:
             num_replicas=context.world,
             rank=context.rank,
         )
-        self.crops = torch.Generator()  # of views
+        self.crops = torch.Generator()  # random crops and flips are drawn from it
         self.inputs = Inputs(self.dataset, self.network, settings, context.device, context.cache)
         self.epoch, self.step_of_epoch = 0, 0
         self.steps: list[list[float]] = []  # of the epoch under way: loss, active, seconds, loss_seconds
         self.kept: dict[str, Tensor] = {}  # for figures
 
     def _check(self) -> None:
-        """Refuse what would fail only later, some of it after the training."""
+        """Refuse settings that would fail only later, some of them after the training."""
         settings, sets = self.settings, set(self.dataset.train.labels)
         splits = {"train", *self.dataset.tests}
         for name, words, known in (
@@ -152,7 +153,7 @@ class Training:
             yield step
 
     def close_epoch(self) -> dict[str, Any]:
-        """Go on to the next epoch; what this one was like."""
+        """Go on to the next epoch; the averages and times of this one are returned."""
         losses, active, seconds, loss_seconds = (list(column) for column in zip(*self.steps, strict=True))
         self.epoch, self.step_of_epoch, self.steps = self.epoch + 1, 0, []
         return {
@@ -168,9 +169,10 @@ class Training:
     def step(self, index: Tensor) -> Step:
         start = self._now()
         place = f"{self.cell.seed} {self.epoch} {self.step_of_epoch} {self.context.rank}"
-        seed = zlib.crc32(place.encode())  # anew for every step, so that a checkpoint needs none of it
+        # Every step has its own seed, so that a checkpoint need not hold the state of these generators.
+        seed = zlib.crc32(place.encode())
         self.crops.manual_seed(seed)
-        torch.manual_seed(seed)  # of dropout, on any device
+        torch.manual_seed(seed)  # for dropout, on any device
         emb = self.embeddings(self.inputs.batch(index, self.crops))
         whole = self._gathered(emb.detach()).requires_grad_()
         labels = self._gathered(self.labels[index])
@@ -196,7 +198,7 @@ class Training:
         return Step(value, active, seconds, loss_seconds, whole.detach())
 
     def embeddings(self, inputs: Tensor) -> Tensor:
-        """What the network makes of inputs, in float32, by the precision that is set."""
+        """The network's embeddings of `inputs` as float32, computed in the precision of the settings."""
         half = self.settings.precision == "bfloat16"
         with torch.autocast(self.context.device.type, torch.bfloat16, enabled=half):
             emb: Tensor = self.inputs.through(self.network, inputs)
@@ -218,7 +220,7 @@ class Training:
         return torch.cat(parts)
 
     def _add_up_gradients(self) -> None:
-        """Every process has the gradient through its own rows of one loss: their sum is the gradient."""
+        """Sum the gradients over processes: each has the part of one loss that goes through its own rows."""
         if self.context.world == 1:
             return
         gradients = [each.grad for each in self.parameters if each.grad is not None]

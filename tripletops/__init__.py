@@ -3,43 +3,20 @@
 >>> import tripletops as T
 >>> loss = T.batch_hard_loss(emb, labels)          # emb (N, D), labels (N,)
 >>> loss = T.easy_positive_loss(emb, labels)       # EPHN
->>> loss = T.multi_similarity_loss(emb, labels)    # one of the objectives over all pairs or all triplets
 >>> triplets = T.mine(emb, labels, positive="easy", negative="semihard")
+
+The functions are those of `_words.FUNCTION`; `__init__.pyi` shows them to type checkers.
 """
 
-from tripletops import evaluate, nn, samplers
+from tripletops import evaluate, functional, nn, samplers
+from tripletops._words import FUNCTION as _FUNCTION
 
 # As an attribute, `backends` is this function; `from tripletops.backends import …` still reads the package.
 from tripletops.backends import backends
-from tripletops.functional import (
-    Triplets,
-    batch_all_loss,
-    batch_hard_loss,
-    beta_margin_loss,
-    contrastive_loss,
-    easy_positive_loss,
-    mine,
-    multi_similarity_loss,
-    semi_hard_loss,
-    triplet_loss,
-)
+from tripletops.functional import Triplets
+
+globals().update({_name: getattr(functional, _name) for _name in _FUNCTION})
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "Triplets",
-    "__version__",
-    "backends",
-    "batch_all_loss",
-    "batch_hard_loss",
-    "beta_margin_loss",
-    "contrastive_loss",
-    "easy_positive_loss",
-    "evaluate",
-    "mine",
-    "multi_similarity_loss",
-    "nn",
-    "samplers",
-    "semi_hard_loss",
-    "triplet_loss",
-]
+__all__ = ["Triplets", "__version__", "backends", "evaluate", "nn", "samplers", *_FUNCTION]

@@ -1,4 +1,4 @@
-"""Check every argument once, before any kernel runs, and turn it into what the kernels take.
+"""Check every argument once, before any kernel runs, and turn it into what the backends take.
 
 The everyday batch has N = 8 to 128, where a whole call takes some tens of microseconds. So the checks of a
 correct call are attribute reads and dictionary lookups, never a tensor operation, and a text is made only to
@@ -8,36 +8,33 @@ be raised. All of it can be traced by `torch.compile(fullgraph=True)`.
 from __future__ import annotations
 
 import numbers
-from collections.abc import Mapping
+from collections.abc import Iterable
 from math import inf
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from tripletops.ops import (
-    DISTANCE,
+from tripletops import _signatures
+from tripletops._call import compute_type
+from tripletops._words import (
+    FINITE,
     LOSS,
     NEGATIVE,
     OBJECTIVE,
+    OBJECTIVE_CODE,
     POSITIVE,
-    REDUCTION,
-    compute_type,
-    refuse_derivatives,
-    refuse_tracing_and_vmap,
+    TABLES,
+    Choice,
+    Codes,
+    Function,
+    Number,
+    Numbers,
+    Range,
 )
+from tripletops.ops import refuse_derivatives, refuse_tracing_and_vmap
 
-_Value = TypeVar("_Value")
 Rows: TypeAlias = "tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, int | None]"
-
-# Equations 1 and 16 of "Extreme Triplet Learning" are functions of the cosine similarity.
-_COSINE_LOSSES = frozenset({"first_order", "second_order"})
-
-# "all" is a rule of the objectives over many tuples alone.
-_ONE_POSITIVE = {word: code for word, code in POSITIVE.items() if word != "all"}
-_ONE_NEGATIVE = {word: code for word, code in NEGATIVE.items() if word != "all"}
-_MULTI_SIMILARITY_POSITIVE = {word: POSITIVE[word] for word in ("all", "easy")}
-_BATCH_ALL = {"margin": "batch_all", "soft_margin": "batch_all_soft"}
 
 _FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 _INTEGERS = frozenset(
@@ -45,157 +42,185 @@ _INTEGERS = frozenset(
 )
 
 
-def encode_rules(
-    positive: str,
-    negative: str,
-    distance: str | None,
-    cutoff: float,
-    nonzero_loss_cutoff: float | None,
-    positives: Mapping[str, int] = _ONE_POSITIVE,
-    negatives: Mapping[str, int] = _ONE_NEGATIVE,
-) -> tuple[int, int, int, float, float]:
-    """The codes of the two selection rules, of the distance they go by, and the limits of
-    negative="distance"."""
-    if distance is None:
-        distance = "euclidean"
-    return (
-        _code("positive", positive, positives),
-        _code("negative", negative, negatives),
-        _code("distance", distance, DISTANCE),
-        _above_zero("cutoff", cutoff),
-        inf if nonzero_loss_cutoff is None else _limit("nonzero_loss_cutoff", nonzero_loss_cutoff),
-    )
+_EXACT = {str, float, type(None)}
+_REMEMBERED = 256  # sets of options of one function
 
 
-def encode_loss(
-    positive: str,
-    negative: str,
-    distance: str | None,
-    cutoff: float,
-    nonzero_loss_cutoff: float | None,
-    loss: str,
-    reduction: str,
-    margin: float,
-    temperature: float,
-) -> tuple[int, int, int, float, float, int, int, float, float]:
-    """The codes and numbers of a loss, in the order of `ops.triplet_loss`."""
-    loss_code = _code("loss", loss, LOSS)
-    if loss in _COSINE_LOSSES:
-        if distance is None:
-            distance = "cosine"
-        elif distance != "cosine":
-            _code("distance", distance, DISTANCE)
-            raise ValueError(f"loss={loss!r} is defined on the cosine similarity, got distance={distance!r}")
-    margin = _from_zero("margin", margin)
-    temperature = _above_zero("temperature", temperature)
-    rules = encode_rules(positive, negative, distance, cutoff, nonzero_loss_cutoff)
-    return (*rules, loss_code, _code("reduction", reduction, REDUCTION), margin, temperature)
+class Encoded(NamedTuple):
+    """The checked options of a call."""
+
+    codes: list[int]  # of `_words.Codes`
+    numbers: list[float]  # of `_words.Numbers`
+    words: dict[str, Any]  # by option, fixed ones included
+    draws: bool  # whether a random seed is needed
 
 
-class Objective(NamedTuple):
-    """The checked options of an objective over many tuples."""
+class Options:
+    """The options of one public function: which there are, their defaults, and how they are checked."""
 
-    codes: tuple[int, int, int, float, float, int, int, list[float]]
-    """As `ops.tuples_loss` takes them: the rules, objective, reduction and parameters."""
-    words: dict[str, Any]
-    """As its function in `reference` does."""
+    def __init__(self, function: Function) -> None:
+        options = function.options()
+        self.function = function
+        self.choices = {option.name: option for option in options if isinstance(option, Choice)}
+        self.numbers = {option.name: option for option in options if isinstance(option, Number)}
+        self.required = [choice.name for choice in self.choices.values() if choice.required]
+        self.default_words: dict[str, str | None] = {table.option: word for table, word in function.fixed}
+        if OBJECTIVE[function.objective].cosine:
+            self.default_words["distance"] = "cosine"
+        self.default_words |= {choice.name: choice.default for choice in self.choices.values()}
+        defaults = {
+            number.name: number.none if number.default is None else number.default
+            for number in self.numbers.values()
+        }
+        self.default_numbers = Numbers(**defaults)
+        # The numbers of words count where such a word is chosen; those of the function itself always do.
+        self.own_numbers = {number.name for number in function.numbers}
+        self.encoded: dict[tuple[tuple[str, Any], ...], Encoded] = {}
+
+    def encode(self, given: dict[str, Any]) -> Encoded:
+        """Check what the caller gave, by name; the rest has its defaults.
+
+        A training gives the same options in every step: they are looked up the next time. Only options of
+        exact types are, since True is equal to 1.0, and tracing must not see the table change.
+        """
+        if torch.compiler.is_compiling() or not _EXACT.issuperset(map(type, given.values())):
+            return self._check(given)
+        key = tuple(given.items())
+        encoded = self.encoded.get(key)
+        if encoded is None:
+            encoded = self._check(given)
+            if len(self.encoded) >= _REMEMBERED:
+                self.encoded.clear()
+            self.encoded[key] = encoded
+        return encoded
+
+    def _check(self, given: dict[str, Any]) -> Encoded:
+        words, found = dict(self.default_words), {}
+        for name, value in given.items():
+            choice = self.choices.get(name)
+            if choice is not None:
+                words[name] = _word(choice, value)
+            elif name in self.numbers:
+                found[name] = _number(self.numbers[name], value)
+            else:
+                known = _signatures.arguments(self.function)
+                raise TypeError(_signatures.unexpected(self.function, f"{self.function.name}()", name, known))
+        for name in self.required:
+            if name not in given:
+                raise TypeError(
+                    f"{self.function.name}() needs {name}=, one of {_either(self.choices[name].words)}"
+                )
+        return self._encoded(words, found)
+
+    def _encoded(self, words: dict[str, Any], given: dict[str, float]) -> Encoded:
+        positive, negative, loss = words.get("positive"), words.get("negative"), words.get("loss")
+        if negative is not None and NEGATIVE[negative].needs_positive and positive == "all":
+            raise ValueError(
+                f"negative={negative!r} is measured from one positive, and positive='all' picks none; choose "
+                f"one of {_either(word for word in self.choices['positive'].words if word != 'all')}"
+            )
+        words = {**words, "distance": _distance_of(words.get("distance"), loss)}
+        codes = {table.option: table.code[words[table.option]] for table in TABLES if table.option in words}
+        draws = (positive is not None and POSITIVE[positive].draws) or (
+            negative is not None and NEGATIVE[negative].draws
+        )
+        used = self.own_numbers | {
+            number.name
+            for table in TABLES
+            if table.option in words
+            for number in table[words[table.option]].numbers
+        }
+        numbers = self.default_numbers._replace(**{name: given[name] for name in given if name in used})
+        objective = OBJECTIVE_CODE[self.function.objective]
+        return Encoded(list(Codes(objective, **codes)), list(numbers), words, draws)
+
+    def by_name(self, encoded: Encoded) -> dict[str, Any]:
+        """The options as functions of `reference` take them."""
+        options: dict[str, Any] = {
+            name: word for name, word in encoded.words.items() if name in self.choices or name != "distance"
+        }
+        for name, number in self.numbers.items():
+            value = getattr(Numbers(*encoded.numbers), name)
+            options[name] = None if value == number.none else value
+        return options
 
 
-def encode_batch_all(
-    margin: float, loss: str, distance: str | None, reduction: str, return_active: bool
-) -> Objective:
-    objective = _code("loss", loss, _BATCH_ALL)
-    margin = _from_zero("margin", margin)
-    if type(return_active) is not bool:
-        raise TypeError(f"return_active must be a bool, got {return_active!r} of {_type(return_active)}")
-    return Objective(
-        _codes(objective, [margin] if loss == "margin" else [], reduction, distance),
-        {"margin": margin, "loss": loss, "distance": distance, "reduction": reduction},
-    )
+def _distance_of(distance: str | None, loss: str | None) -> str:
+    """What None stands for. Some losses are functions of the cosine similarity."""
+    if loss is None or not LOSS[loss].cosine:
+        return distance or "euclidean"
+    if distance not in (None, "cosine"):
+        raise ValueError(f"loss={loss!r} is defined on the cosine similarity, got distance={distance!r}")
+    return "cosine"
 
 
-def encode_semi_hard(margin: float, distance: str | None, reduction: str) -> Objective:
-    margin = _from_zero("margin", margin)
-    return Objective(
-        _codes("semi_hard", [margin], reduction, distance),
-        {"margin": margin, "distance": distance, "reduction": reduction},
-    )
+def _either(words: Iterable[str]) -> str:
+    return ", ".join(map(repr, words))
 
 
-def encode_multi_similarity(
-    alpha: float, beta: float, base: float, epsilon: float | None, positive: str, reduction: str
-) -> Objective:
-    alpha, beta, base = _above_zero("alpha", alpha), _above_zero("beta", beta), _finite("base", base)
-    if epsilon is not None:
-        epsilon = _from_zero("epsilon", epsilon)
-    _code("positive", positive, _MULTI_SIMILARITY_POSITIVE)
-    parameters = [alpha, beta, base, inf if epsilon is None else epsilon]
-    return Objective(
-        _codes("multi_similarity", parameters, reduction, "cosine", positive),
-        {
-            "alpha": alpha,
-            "beta": beta,
-            "base": base,
-            "epsilon": epsilon,
-            "positive": positive,
-            "reduction": reduction,
-        },
-    )
+def _word(choice: Choice, value: Any) -> str | None:
+    if isinstance(value, str) and value in choice.words:
+        return value
+    if value is None and choice.default is None and not choice.required:
+        return None
+    raise ValueError(f"{choice.name}={value!r} is not one of {_either(choice.words)}")
 
 
-def encode_contrastive(pos_margin: float, neg_margin: float, **pairs: Any) -> Objective:
-    margins = {
-        "pos_margin": _from_zero("pos_margin", pos_margin),
-        "neg_margin": _from_zero("neg_margin", neg_margin),
-    }
-    return _pairs("contrastive", margins, **pairs)
+def _number(number: Number, value: Any) -> float:
+    if value is None and number.none is not None:
+        return number.none
+    return _within(number.name, value, number.range)
 
 
-def encode_beta_margin(alpha: float, **pairs: Any) -> Objective:
-    return _pairs("beta_margin", {"alpha": _from_zero("alpha", alpha)}, **pairs)
+def _within(name: str, value: Any, allowed: Range) -> float:
+    number: float = value if type(value) is float else _as_float(name, value)
+    if not allowed.holds(number):
+        raise ValueError(f"{name}={number!r}: must be {allowed.text}")
+    return number
 
 
-def encode_beta(beta: float | Tensor, rows: Rows) -> Tensor:
-    """`beta` of every anchor, (N,) in the type that losses have, connected to a `beta` that is a tensor."""
+def encode_learned(name: str, given: float | Tensor | None, rows: Rows) -> Tensor:
+    """Each anchor's number, (N,) in the type that losses have, connected to what was given if a tensor."""
     emb, labels, _, _, _, ignore_label = rows
     count, dtype = emb.shape[0], compute_type(emb)
-    if not isinstance(beta, Tensor):
-        return torch.full((count,), _as_float("beta", beta), dtype=dtype, device=emb.device)
-    refuse_tracing_and_vmap(beta)
-    _check_tensor("beta", beta)
-    if beta.dtype not in _FLOATS:
-        raise TypeError(f"beta must be float16, bfloat16, float32 or float64, got {beta.dtype}")
-    if beta.dim() > 1:
-        raise ValueError(f"beta must be () or (C,), one number for each class, got beta{_shape(beta)}")
-    if beta.device != emb.device:
-        raise ValueError(_different_devices("emb", emb, "beta", beta))
+    if not isinstance(given, Tensor):
+        return torch.full((count,), _as_float(name, given), dtype=dtype, device=emb.device)
+    refuse_tracing_and_vmap(given)
+    _check_tensor(name, given)
+    if given.dtype not in _FLOATS:
+        raise TypeError(f"{name} must be float16, bfloat16, float32 or float64, got {given.dtype}")
+    if given.dim() > 1:
+        raise ValueError(f"{name} must be () or (C,), one number for each class, got {name}{_shape(given)}")
+    if given.device != emb.device:
+        raise ValueError(_different_devices("emb", emb, name, given))
     place = torch.zeros_like(labels)
-    if beta.dim() == 1:
+    if given.dim() == 1:
         place = labels if ignore_label is None else labels.where(labels != ignore_label, 0)
         # A traced program cannot branch on values, but index_select stays within bounds by itself.
         if not torch.compiler.is_compiling() and count > 0:
             lowest, highest = (int(extreme) for extreme in place.aminmax())
-            if lowest < 0 or highest >= beta.shape[0]:
+            if lowest < 0 or highest >= given.shape[0]:
                 raise ValueError(
-                    f"labels holds {lowest if lowest < 0 else highest}, which beta{_shape(beta)} has no "
+                    f"labels holds {lowest if lowest < 0 else highest}, which {name}{_shape(given)} has no "
                     f"number for: with a number for each of C classes, labels must be in [0, C), "
-                    f"C = {beta.shape[0]}"
+                    f"C = {given.shape[0]}"
                 )
-    # Whose gradient is added up in the same order every time: on the CPU that of index_select, for any number
-    # of threads; on a GPU that of an index, which is sorted. float64, because one is added after the other.
-    values = beta.double().reshape(-1)
+    # The gradients of a class must be added up in the same order every time. That of index_select is, on the
+    # CPU and for any number of threads; on a GPU that of an index is, which sorts. In float64, because one is
+    # added after the other.
+    values = given.double().reshape(-1)
     return (values.index_select(0, place) if emb.is_cpu else values[place]).to(dtype)
 
 
-def starting_beta(beta: float, classes: int | None) -> Tensor:
-    """A β to start learning from: (), or (classes,)."""
-    beta = _finite("beta", beta)
+def starting_numbers(name: str, start: float, classes: int | None) -> Tensor:
+    """Numbers to start learning from: (), or (classes,)."""
+    start = _within(name, start, FINITE)
     if classes is None:
-        return torch.tensor(beta)
+        return torch.tensor(start)
     classes = _as_int("classes", classes)
     if classes < 1:
-        raise ValueError(f"classes={classes}: must be 1 or greater, or None for one β for all")
-    return torch.full((classes,), beta)
+        raise ValueError(f"classes={classes}: must be 1 or greater, or None for one {name} for all")
+    return torch.full((classes,), start)
 
 
 def encode_rows(
@@ -236,8 +261,7 @@ def encode_rows(
 
 
 def draw_seed(
-    positive: str,
-    negative: str,
+    draws: bool,
     generator: torch.Generator | None,
     seed: int | Tensor | None,
     backend: str,
@@ -248,8 +272,7 @@ def draw_seed(
 
     It comes after every other check: a refused call must leave the random number generator as it was.
     """
-    is_random = positive == "random" or negative == "random" or negative == "distance"
-    if generator is None and seed is None and not is_random:
+    if generator is None and seed is None and not draws:
         return None
     if seed is not None:
         if generator is not None:
@@ -257,7 +280,7 @@ def draw_seed(
         seed = _as_seed(seed, emb.device)
     elif generator is not None and not isinstance(generator, torch.Generator):
         raise TypeError(f"generator must be a torch.Generator, got {_type(generator)}")
-    if not is_random:
+    if not draws:
         return None
     if seed is None:
         if backend != "reference" and not torch.compiler.is_compiling():
@@ -275,64 +298,6 @@ def encode_ignore_label(ignore_label: int, dtype: torch.dtype) -> int | None:
     if dtype is torch.uint64 and 2**63 <= ignore_label < 2**64:
         ignore_label -= 2**64
     return ignore_label if -(2**63) <= ignore_label < 2**63 else None
-
-
-def _codes(
-    objective: str,
-    parameters: list[float],
-    reduction: str,
-    distance: str | None,
-    positive: str = "all",
-    negative: str = "all",
-    cutoff: float = 0.5,
-    nonzero_loss_cutoff: float | None = None,
-) -> tuple[int, int, int, float, float, int, int, list[float]]:
-    rules = encode_rules(positive, negative, distance, cutoff, nonzero_loss_cutoff, POSITIVE, NEGATIVE)
-    return (*rules, OBJECTIVE[objective], _code("reduction", reduction, REDUCTION), parameters)
-
-
-def _pairs(
-    objective: str,
-    parameters: dict[str, float],
-    *,
-    positive: str,
-    negative: str,
-    cutoff: float,
-    nonzero_loss_cutoff: float | None,
-    distance: str | None,
-    reduction: str,
-) -> Objective:
-    codes = _codes(
-        objective,
-        list(parameters.values()),
-        reduction,
-        distance,
-        positive,
-        negative,
-        cutoff,
-        nonzero_loss_cutoff,
-    )
-    if positive == "all" and negative == "semihard":
-        raise ValueError(
-            "negative='semihard' is farther than the picked positive, and positive='all' picks none"
-        )
-    _, _, _, cutoff, nonzero_loss_cutoff, *_ = codes
-    words = {
-        "positive": positive,
-        "negative": negative,
-        "cutoff": cutoff,
-        "nonzero_loss_cutoff": nonzero_loss_cutoff,
-        "distance": distance,
-        "reduction": reduction,
-    }
-    return Objective(codes, {**parameters, **words})
-
-
-def _code(name: str, word: str, table: Mapping[str, _Value]) -> _Value:
-    try:
-        return table[word]
-    except (KeyError, TypeError):  # TypeError: not hashable, so not a word either
-        raise ValueError(f"{name}={word!r} is not one of {', '.join(map(repr, table))}") from None
 
 
 def _embeddings_and_labels(emb_name: str, emb: Tensor, name: str, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -415,45 +380,13 @@ def _as_seed(seed: int | Tensor, device: torch.device) -> Tensor:
     return torch.tensor(seed, dtype=torch.int64, device=device)
 
 
-def _from_zero(name: str, value: float) -> float:
-    if type(value) is not float:
-        value = _as_float(name, value)
-    if not 0.0 <= value < inf:  # False for NaN too
-        raise ValueError(f"{name}={value!r}: must be a finite number, 0 or greater")
-    return value
-
-
-def _above_zero(name: str, value: float) -> float:
-    if type(value) is not float:
-        value = _as_float(name, value)
-    if not 0.0 < value < inf:
-        raise ValueError(f"{name}={value!r}: must be a finite number greater than 0")
-    return value
-
-
-def _finite(name: str, value: float) -> float:
-    if type(value) is not float:
-        value = _as_float(name, value)
-    if not -inf < value < inf:
-        raise ValueError(f"{name}={value!r}: must be a finite number")
-    return value
-
-
-def _limit(name: str, value: float) -> float:
-    if type(value) is not float:
-        value = _as_float(name, value)
-    if not value > 0.0:
-        raise ValueError(f"{name}={value!r}: must be a number greater than 0, or None for no limit")
-    return value
-
-
 def _as_float(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a Python number, got {value!r} of {_type(value)}")
     try:
         return float(value)
     except OverflowError:
-        return inf  # an integer beyond every float; the caller refuses it
+        return -inf if value < 0 else inf  # an integer beyond every float; the caller refuses it
 
 
 def _as_int(name: str, value: object) -> int:

@@ -23,8 +23,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tripletops import functional
 from tripletops._arguments import encode_rows
-from tripletops.functional import mine
 
 __all__ = ["Neighbours", "diameter", "map_at_r", "nearest", "nmi", "nmi_plus", "recall_at_k"]
 
@@ -196,7 +196,7 @@ def diameter(emb: Tensor) -> float:
     if len(emb) < 2:
         return 0.0
     one_class = torch.zeros(len(emb), dtype=torch.int64, device=emb.device)
-    return float(mine(emb, one_class, positive="hard", negative="hard").d_ap.max())
+    return float(functional.mine(emb, one_class, positive="hard", negative="hard").d_ap.max())
 
 
 class _Space(NamedTuple):

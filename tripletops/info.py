@@ -12,12 +12,12 @@ import torch
 
 import tripletops
 from tripletops.backends import INTERPRETED
-from tripletops.backends.cpu import isa, isa_variants
+from tripletops.backends.cpu import instruction_sets, isa
 
 if TYPE_CHECKING:
     from tripletops.backends.triton.catalogue import Compilation
 
-__all__ = ["gpu", "gpu_kernels", "isa", "isa_variants", "report", "triton_version"]
+__all__ = ["gpu", "gpu_kernels", "instruction_sets", "isa", "report", "triton_version"]
 
 _WIDTH = 20
 _VARIABLES = ("TRIPLETOPS_BACKEND", "TRIPLETOPS_ISA", "TRIPLETOPS_AUTOTUNE", "TRITON_INTERPRET")
@@ -34,7 +34,7 @@ def report() -> str:
         },
         "backends": tripletops.backends(),
         "cpu kernels": {
-            "instruction sets": ", ".join(isa_variants()) or "none",
+            "instruction sets": ", ".join(instruction_sets()) or "none",
             "in use": isa() or "none",
             "threads": str(torch.get_num_threads()),
         },
@@ -65,7 +65,7 @@ def gpu() -> tuple[str, str] | None:
     return properties.name, f"sm_{properties.major}{properties.minor}"
 
 
-def gpu_kernels() -> list[Compilation]:
+def gpu_kernels() -> tuple[Compilation, ...]:
     """Every GPU kernel in every configuration that is shipped, as it can be compiled where no GPU is."""
     from tripletops.backends.triton.catalogue import compilations
 

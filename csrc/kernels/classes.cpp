@@ -1,5 +1,7 @@
 #include "classes.h"
 
+#include "functions.h"
+
 namespace tripletops {
 namespace {
 

@@ -2,7 +2,7 @@
 // arrive grouped stay where they are whatever their values; within a class rows keep their order.
 #pragma once
 
-#include "mining.h"
+#include "call.h"
 #include "scratch.h"
 
 namespace tripletops {

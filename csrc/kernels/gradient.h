@@ -1,136 +1,184 @@
 // The gradient of a loss that is a sum over pairs of an anchor and a candidate, row by row: every row is
-// written by one thread, its pairs in a fixed order.
+// written by one thread, its pairs in a fixed order. Rows are counted as the user counts them.
 #pragma once
 
 #include <algorithm>
 #include <limits>
 #include <vector>
 
+#include "functions.h"
 #include "parallel.h"
 #include "scratch.h"
 
 namespace tripletops {
 
-constexpr int kPullsInT = 32;  // terms of a gradient row that are summed in T before they go into double
-
-template <class T>
-struct PairList {
-  int64_t count = 0;
-  const int64_t *begin = nullptr, *end = nullptr;  // anchor row -> its first pair and the one behind its last
-  const int32_t* candidate = nullptr;
-  const T* distance = nullptr;
-  const T* weight = nullptr;  // d loss / d distance
-};
-
 // The two sides of the pairs. The units are those of cosine, by row; null: they are computed on the way.
 struct Sides {
-  Rows anchors, candidates;
+  Matrix anchors, candidates;
   bool self_mining = true;
   const Normaliser *anchor_units = nullptr, *candidate_units = nullptr;
 };
 
-// Which pairs each candidate is in, in the order of the anchors.
-struct Partners {
-  int64_t* begin = nullptr;   // candidate row -> first entry; one more at the end
-  int32_t* anchor = nullptr;  // entry -> anchor row
-  int64_t* pair = nullptr;    // entry -> pair
-};
-
+// The gradient of one row after the other.
 template <class T>
-Partners partners_of(int64_t anchors, int64_t candidates, const PairList<T>& pairs, Scratch& scratch) {
-  Partners partners = {scratch.take<int64_t>(candidates + 2), scratch.take<int32_t>(pairs.count),
-                       scratch.take<int64_t>(pairs.count)};
-  std::fill(partners.begin, partners.begin + candidates + 2, int64_t(0));
-  for (int64_t pair = 0; pair < pairs.count; ++pair) ++partners.begin[pairs.candidate[pair] + 2];
-  for (int64_t c = 0; c < candidates; ++c) partners.begin[c + 2] += partners.begin[c + 1];
-  for (int64_t anchor = 0; anchor < anchors; ++anchor)
-    for (int64_t pair = pairs.begin[anchor]; pair < pairs.end[anchor]; ++pair) {
-      const int64_t entry = partners.begin[pairs.candidate[pair] + 1]++;
-      partners.anchor[entry] = int32_t(anchor);
-      partners.pair[entry] = pair;
-    }
-  return partners;
-}
+class RowGradient {
+ public:
+  RowGradient(const Functions<T>& functions, Distance distance, const Matrix& matrix, const Normaliser* units,
+              Scratch& scratch)
+      : functions_(functions.rows),
+        distance_(distance),
+        matrix_(matrix),
+        units_(units),
+        buffer_(scratch.take<T>(3 * matrix.width)),
+        sum_(scratch.take<double>(matrix.width)) {}
 
-// Writes the gradient rows of anchors and candidates, in their own storage, adjacent rows; null: not wanted.
-// In self-mining both parts go to `anchor_gradient`. `rest(is_anchor, row, worker, gradient, pull)` adds what
-// does not come from the list: to `gradient` itself, divided by the row's lift under cosine, then by
-// pull(other row, distance, weight). `poisoned`: everything is NaN.
-template <class T, class Rest>
-void pull_pairs(const Kernels<T>& kernels, const Pool& pool, Scratch& scratch, const Sides& sides,
-                Distance distance, const PairList<T>& pairs, bool poisoned, const Rest& rest,
-                void* anchor_gradient, void* candidate_gradient) {
-  const int64_t width = sides.anchors.width;
-  const bool cosine = distance == Distance::cosine;
-  const bool by_candidate = sides.self_mining ? anchor_gradient : candidate_gradient;
-  Partners partners;
-  if (by_candidate) partners = partners_of(sides.anchors.count, sides.candidates.count, pairs, scratch);
-
-  std::vector<T*> buffers;
-  std::vector<double*> sums;
-  for (int worker = 0; worker < pool.threads; ++worker) {
-    buffers.push_back(scratch.take<T>(3 * width));
-    sums.push_back(scratch.take<double>(width));
+  void start(int64_t row) {
+    row_ = row, x_ = nullptr, unit_ = {}, pulls_ = 0;
+    std::fill(part(), part() + matrix_.width, T(0));
   }
 
-  const auto fill_rows = [&](const Rows& rows, void* gradient, bool as_anchor, bool as_candidate) {
-    if (!gradient) return;
-    const int64_t bytes = rows.storage == Storage::float64 ? 8 : rows.storage == Storage::float32 ? 4 : 2;
-    for_each_range(pool, rows.count, kRowsPerTask, [&](int64_t from, int64_t to, int worker) {
-      double* sum = sums[worker];
-      T *x_buffer = buffers[worker], *y_buffer = x_buffer + width, *part = y_buffer + width;
-      const auto unit = [&](const Normaliser* units, int64_t row, const T* values) {
-        return !cosine ? Normaliser{} : units ? units[row] : kernels.normalise(values, width);
-      };
-      const Normaliser* own_units = as_anchor ? sides.anchor_units : sides.candidate_units;
-      for (int64_t row = from; row < to; ++row) {
-        std::fill(part, part + width, poisoned ? std::numeric_limits<T>::quiet_NaN() : T(0));
-        const T* x = nullptr;
-        Normaliser x_unit;
-        // A few pulls add up in T, many of them in double: a row that everybody picked loses no digits.
-        int64_t pulls = 0;
-        const auto pull = [&](const Rows& others, const Normaliser* units, int64_t other, T apart, T weight) {
-          if (weight == 0) return;
-          if (!x) {
-            x = kernels.load(rows, row, x_buffer);
-            x_unit = unit(own_units, row, x);
-          }
-          const T* y = kernels.load(others, other, y_buffer);
-          kernels.pull({x, y, x_unit, unit(units, other, y)}, width, distance, double(apart), double(weight),
-                       part);
-          if (++pulls % kPullsInT != 0) return;
-          if (pulls == kPullsInT) std::fill(sum, sum + width, 0.0);
-          for (int64_t d = 0; d < width; ++d) sum[d] += double(part[d]), part[d] = 0;
-        };
-        const auto pull_to_candidate = [&](int64_t other, T apart, T weight) {
-          pull(sides.candidates, sides.candidate_units, other, apart, weight);
-        };
-        const auto pull_to_anchor = [&](int64_t other, T apart, T weight) {
-          pull(sides.anchors, sides.anchor_units, other, apart, weight);
-        };
-        if (!poisoned) {
-          if (as_anchor)
-            rest(true, row, worker, part, pull_to_candidate);
-          else
-            rest(false, row, worker, part, pull_to_anchor);
-          if (as_anchor)
-            for (int64_t pair = pairs.begin[row]; pair < pairs.end[row]; ++pair)
-              pull_to_candidate(pairs.candidate[pair], pairs.distance[pair], pairs.weight[pair]);
-          if (as_candidate)
-            for (int64_t entry = partners.begin[row]; entry < partners.begin[row + 1]; ++entry)
-              pull_to_anchor(partners.anchor[entry], pairs.distance[partners.pair[entry]],
-                             pairs.weight[partners.pair[entry]]);
-        }
-        const double lift = cosine && own_units ? own_units[row].lift : x_unit.lift;
-        if (pulls >= kPullsInT || lift != 1)
-          for (int64_t d = 0; d < width; ++d)
-            part[d] = T(((pulls >= kPullsInT ? sum[d] : 0) + double(part[d])) * lift);
-        kernels.store(part, width, rows.storage, static_cast<char*>(gradient) + row * width * bytes);
-      }
-    });
-  };
-  fill_rows(sides.anchors, anchor_gradient, true, sides.self_mining);
-  if (!sides.self_mining) fill_rows(sides.candidates, candidate_gradient, false, true);
+  // What pulls add to; under cosine divided by the row's lift.
+  T* part() { return buffer_ + 2 * matrix_.width; }
+
+  // Adds weight * d(distance)/d(row), the other row of the pair being `other` of `others`.
+  void pull(const Matrix& others, const Normaliser* units, int64_t other, T distance, T weight) {
+    if (weight == 0) return;
+    if (!x_) {
+      x_ = functions_.load(matrix_, row_, buffer_);
+      unit_ = unit(units_, row_, x_);
+    }
+    const T* y = functions_.load(others, other, buffer_ + matrix_.width);
+    functions_.pull({x_, y, unit_, unit(units, other, y)}, matrix_.width, distance_, double(distance),
+                    double(weight), part());
+    // A few pulls add up in T, many of them in double: a row that everybody picked loses no digits.
+    if (++pulls_ % kPullsInT != 0) return;
+    if (pulls_ == kPullsInT) std::fill(sum_, sum_ + matrix_.width, 0.0);
+    for (int64_t d = 0; d < matrix_.width; ++d) sum_[d] += double(part()[d]), part()[d] = 0;
+  }
+
+  void store(void* gradient) {
+    const int64_t width = matrix_.width;
+    const double lift = distance_ == Distance::cosine && units_ ? units_[row_].lift : unit_.lift;
+    if (pulls_ >= kPullsInT || lift != 1)
+      for (int64_t d = 0; d < width; ++d)
+        part()[d] = T(((pulls_ >= kPullsInT ? sum_[d] : 0) + double(part()[d])) * lift);
+    const int64_t bytes = matrix_.storage == Storage::float64   ? 8
+                          : matrix_.storage == Storage::float32 ? 4
+                                                                : 2;
+    functions_.store(part(), width, matrix_.storage, static_cast<char*>(gradient) + row_ * width * bytes);
+  }
+
+ private:
+  static constexpr int kPullsInT = 32;  // terms that are summed in T before they go into double
+
+  Normaliser unit(const Normaliser* units, int64_t row, const T* values) const {
+    if (distance_ != Distance::cosine) return {};
+    return units ? units[row] : functions_.normalise(values, matrix_.width);
+  }
+
+  const RowFunctions<T>& functions_;
+  const Distance distance_;
+  const Matrix& matrix_;
+  const Normaliser* const units_;
+  T* const buffer_;  // the row, another row, and the part that is summed in T
+  double* const sum_;
+  int64_t row_ = 0;
+  const T* x_ = nullptr;  // loaded when the first pair pulls at it
+  Normaliser unit_;
+  int64_t pulls_ = 0;
+};
+
+// Writes every row of a gradient: fill(row, worker, RowGradient&) adds what pulls at it. Null: it is not
+// wanted.
+template <class T, class Fill>
+void write_gradient(const Functions<T>& functions, const Pool& pool, Scratch& scratch, Distance distance,
+                    const Matrix& matrix, const Normaliser* units, void* gradient, const Fill& fill) {
+  if (!gradient) return;
+  std::vector<RowGradient<T>> rows;
+  for (int worker = 0; worker < pool.threads; ++worker)
+    rows.emplace_back(functions, distance, matrix, units, scratch);
+  for_each_range(pool, matrix.count, kRowsPerTask, [&](int64_t begin, int64_t end, int worker) {
+    for (int64_t row = begin; row < end; ++row) {
+      rows[size_t(worker)].start(row);
+      fill(row, worker, rows[size_t(worker)]);
+      rows[size_t(worker)].store(gradient);
+    }
+  });
 }
+
+// Both gradients: fill(is_anchor, row, worker, RowGradient&). In self-mining there is one, of rows as
+// anchors.
+template <class T, class Fill>
+void write_gradients(const Functions<T>& functions, const Pool& pool, Scratch& scratch, Distance distance,
+                     const Sides& sides, const Gradients<T>& wanted, const Fill& fill) {
+  const auto fill_as = [&](bool is_anchor) {
+    return [&, is_anchor](int64_t row, int worker, RowGradient<T>& to) { fill(is_anchor, row, worker, to); };
+  };
+  write_gradient(functions, pool, scratch, distance, sides.anchors, sides.anchor_units, wanted.anchors,
+                 fill_as(true));
+  if (!sides.self_mining)
+    write_gradient(functions, pool, scratch, distance, sides.candidates, sides.candidate_units,
+                   wanted.candidates, fill_as(false));
+}
+
+// Pairs in a list, anchor by anchor, and what each of them pulls with.
+template <class T>
+class PairList {
+ public:
+  // At most `most` pairs.
+  PairList(const Sides& sides, int64_t most, Scratch& scratch)
+      : sides_(sides),
+        begin_(scratch.filled(sides.anchors.count, int64_t(0))),
+        end_(scratch.filled(sides.anchors.count, int64_t(0))),
+        candidate_(scratch.take<int32_t>(most)),
+        distance_(scratch.take<T>(most)),
+        weight_(scratch.take<T>(most)) {}
+
+  // Whose pairs are added next. Each anchor at most once.
+  void start(int64_t anchor) { anchor_ = anchor, begin_[anchor] = end_[anchor] = count_; }
+
+  // `weight`: d loss / d distance.
+  void add(int64_t candidate, T distance, T weight) {
+    candidate_[count_] = int32_t(candidate), distance_[count_] = distance, weight_[count_] = weight;
+    end_[anchor_] = ++count_;
+  }
+
+  // Tells which pairs each candidate is in, in the order of the anchors' rows.
+  void sort_by_candidate(Scratch& scratch) {
+    const int64_t candidates = sides_.candidates.count;
+    partner_begin_ = scratch.filled(candidates + 2, int64_t(0));
+    partner_ = scratch.take<int32_t>(count_);
+    partner_pair_ = scratch.take<int64_t>(count_);
+    for (int64_t pair = 0; pair < count_; ++pair) ++partner_begin_[candidate_[pair] + 2];
+    for (int64_t c = 0; c < candidates; ++c) partner_begin_[c + 2] += partner_begin_[c + 1];
+    for (int64_t anchor = 0; anchor < sides_.anchors.count; ++anchor)
+      for (int64_t pair = begin_[anchor]; pair < end_[anchor]; ++pair) {
+        const int64_t entry = partner_begin_[candidate_[pair] + 1]++;
+        partner_[entry] = int32_t(anchor);
+        partner_pair_[entry] = pair;
+      }
+  }
+
+  void pull(bool is_anchor, int64_t row, RowGradient<T>& to) const {
+    if (is_anchor)
+      for (int64_t pair = begin_[row]; pair < end_[row]; ++pair)
+        to.pull(sides_.candidates, sides_.candidate_units, candidate_[pair], distance_[pair], weight_[pair]);
+    if (is_anchor && !sides_.self_mining) return;
+    for (int64_t entry = partner_begin_[row]; entry < partner_begin_[row + 1]; ++entry) {
+      const int64_t pair = partner_pair_[entry];
+      to.pull(sides_.anchors, sides_.anchor_units, partner_[entry], distance_[pair], weight_[pair]);
+    }
+  }
+
+ private:
+  const Sides& sides_;
+  int64_t *const begin_, *const end_;  // anchor row -> its first pair and the one behind its last
+  int32_t* const candidate_;
+  T *const distance_, *const weight_;
+  int64_t count_ = 0, anchor_ = 0;
+  int64_t* partner_begin_ = nullptr;  // candidate row -> first entry; one more at the end
+  int32_t* partner_ = nullptr;        // entry -> anchor row
+  int64_t* partner_pair_ = nullptr;   // entry -> pair
+};
 
 }  // namespace tripletops

@@ -1,5 +1,5 @@
 // The counter-based generator behind the random rules: integer arithmetic only, the same picks on every
-// backend. tripletops/reference.py states it again in plain torch.
+// backend. tripletops/reference states it again in plain torch.
 #pragma once
 
 #include <cstdint>

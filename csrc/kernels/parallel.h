@@ -4,7 +4,7 @@
 #include <atomic>
 #include <cstdint>
 
-#include "mining.h"
+#include "call.h"
 
 namespace tripletops {
 

@@ -6,210 +6,231 @@
 // are those of framed rows too, so that the scale of the frame cancels.
 #pragma once
 
-#include "prepare.h"
+#include <cmath>
+
+#include "prepared.h"
 
 namespace tripletops {
 
-// A distance is in `reach` with something to spare: what comes of a pair is decided by the distance itself.
-constexpr double kSpare = 1 + 1e-4;
-
 template <class T>
-struct Streamed : Prepared<T> {
-  using Base = Prepared<T>;
-  using Base::anchor_units, Base::candidate_units, Base::scale, Base::frame, Base::walk, Base::distance;
-  using Base::Base;
-  using Base::kernels, Base::pool, Base::batch, Base::scratch, Base::width, Base::classes, Base::buffers;
+class Stream {
+ public:
+  explicit Stream(Prepared<T>& prepared)
+      : prepared_(prepared), rows_(prepared.rows), distance_(prepared.distance), width_(prepared.rows.width) {
+    for (int i = 0; i < rows_.pool.threads; ++i) {
+      Worker worker = {};
+      for (T** block : {&worker.distances, &worker.scaled, &worker.transposed, &worker.weights, &worker.other,
+                        &worker.near_weights})
+        *block = prepared.take_block();
+      worker.near.entries = rows_.scratch.template take<int32_t>(kBlockRows * kBlockRows);
+      worker.buffer = rows_.scratch.template take<T>(2 * width_);
+      workers_.push_back(worker);
+    }
+  }
 
+  // Room for two rows, and for a block, that a worker may use between streams.
+  T* buffer(int worker) const { return workers_[size_t(worker)].buffer; }
+  T* block(int worker) const { return workers_[size_t(worker)].distances; }
+
+  // Adds what all negatives cost.
+  void add(const Cost<T>& cost) {
+    const T* reach = reach_of(cost);
+    const auto load = [&](int32_t row, int32_t column, int i) -> const T* {
+      Worker& worker = workers_[size_t(i)];
+      return load_distances(row, column, reach, worker, nullptr) ? worker.distances : nullptr;
+    };
+    prepared_.visit_rows(load, [&](int32_t anchor, int32_t count, int32_t, const T* distances) {
+      cost.functions.add(cost.data, anchor, count, distances);
+    });
+  }
+
+  // Collects what all negatives pull with.
+  void weigh(const Cost<T>& cost) {
+    const Batch& batch = rows_.batch;
+    stride_ = (width_ + 31) / 32 * 32 + 16;  // whole panels; not a power of two, which would crowd the cache
+    anchors_ = fresh_pulls(batch.anchors, rows_.classes.anchors, prepared_.anchor_units);
+    candidates_ = batch.self_mining
+                      ? anchors_
+                      : fresh_pulls(batch.candidates, rows_.classes.candidates, prepared_.candidate_units);
+    const T* reach = reach_of(cost);
+    prepared_.visit_blocks([&](int32_t row, int32_t column, int i) {
+      Worker& worker = workers_[size_t(i)];
+      T* scaled = distance_ == Distance::euclidean ? worker.scaled : nullptr;
+      if (!load_distances(row, column, reach, worker, scaled)) return;
+      weigh_block(cost, row, column, worker, scaled);
+      pull_block(row, column, worker);
+    });
+  }
+
+  // Adds what was collected to the gradient of an anchor or candidate, by position; under cosine divided by
+  // its lift. `buffer` holds a row.
+  void add_pulls(bool is_anchor, int32_t position, T* buffer, T* gradient) const {
+    const Pulls& pulls = is_anchor ? anchors_ : candidates_;
+    const T *own = pulls.rows + position * stride_, *sums = pulls.sums + position * stride_;
+    const double total = pulls.totals[position];
+    const auto pull = [&](int64_t d) { return total * double(own[d]) - double(sums[d]); };
+    if (distance_ != Distance::cosine) {
+      const double factor = distance_ == Distance::euclidean ? 1 : 2 / prepared_.scale;
+      for (int64_t d = 0; d < width_; ++d) gradient[d] += T(pull(d) * factor);
+      return;
+    }
+    const Batch& batch = rows_.batch;
+    const int32_t row = (is_anchor ? rows_.classes.anchors : rows_.classes.candidates).index[position];
+    const Normaliser unit = (is_anchor ? prepared_.anchor_units : prepared_.candidate_units)[row];
+    if (is_zero(unit)) return;
+    // What pulls at the unit row, less its part along that row.
+    const T* x = rows_.functions.rows.load(is_anchor ? batch.anchors : batch.candidates, row, buffer);
+    const auto direction = [&](int64_t d) { return double(x[d]) * unit.scale / unit.norm; };
+    const double outer = unit.scale / (unit.norm * unit.lift);
+    double along = 0;
+    for (int64_t d = 0; d < width_; ++d) along += pull(d) * direction(d);
+    for (int64_t d = 0; d < width_; ++d) gradient[d] += T((pull(d) - along * direction(d)) * outer);
+  }
+
+ private:
   struct Worker {
     T *distances, *scaled, *transposed, *weights, *other;
     Near near;
     T* near_weights;
-    T* rows;  // two of them
+    T* buffer;  // two rows
   };
-  std::vector<Worker> workers;
-
-  int32_t anchors() const { return classes.anchors.count; }
-  int32_t row_of(int32_t anchor) const { return classes.anchors.index[anchor]; }
-
-  void hire_workers() {
-    for (int i = 0; i < pool.threads; ++i) {
-      Worker worker = {};
-      for (T** block : {&worker.distances, &worker.scaled, &worker.transposed, &worker.weights, &worker.other,
-                        &worker.near_weights})
-        *block = this->take_block();
-      worker.near.entries = scratch.template take<int32_t>(kBlockRows * kBlockRows);
-      worker.rows = scratch.template take<T>(2 * width);
-      workers.push_back(worker);
-    }
-  }
-
-  template <class V>
-  V* by_anchor(V value) {
-    return scratch.filled(anchors() + kPadding, value);
-  }
-
-  // The half squared distance below which a negative can matter to each anchor; null: always.
-  const T* reach_of(const Costs<T>& costs) {
-    if (costs.kind == Cost::soft) return nullptr;
-    T* reach = by_anchor(T(-1));
-    for (int32_t a = 0; a < anchors(); ++a) {
-      const double limit = double(costs.limit[a]), scaled = limit * scale;
-      if (!(limit > 0)) continue;
-      const double half = distance == Distance::cosine      ? limit
-                          : distance == Distance::euclidean ? scaled * scaled / 2
-                                                            : scaled * scale / 2;
-      constexpr double least = std::numeric_limits<T>::denorm_min();  // 0 would drop pairs at distance 0
-      reach[a] = T(std::clamp(half * kSpare, least, double(std::numeric_limits<T>::infinity())));
-    }
-    return reach;
-  }
-
-  // The distances of a block's negatives; what Gram arithmetic cannot tell is measured. `scaled`: see
-  // Kernels::to_distances.
-  bool load_distances(int32_t row, int32_t column, const T* reach, Worker& worker, T* scaled) const {
-    if (!this->load_block(row, column, reach, worker.distances, &worker.near)) return false;
-    kernels.to_distances(worker.distances, distance, T(1 / scale), scaled);
-    for (int32_t i = 0; i < worker.near.count; ++i) {
-      const int32_t at = worker.near.entries[i], candidate = column + at % kBlockRows;
-      worker.distances[at] =
-          T(this->measured(row_of(row + at / kBlockRows), classes.candidates.index[candidate], worker.rows));
-    }
-    return true;
-  }
-
-  void stream_costs(const Costs<T>& costs) {
-    const T* reach = reach_of(costs);
-    const auto load = [&](int32_t row, int32_t column, int i) -> const T* {
-      Worker& worker = workers[size_t(i)];
-      return load_distances(row, column, reach, worker, nullptr) ? worker.distances : nullptr;
-    };
-    this->visit_rows(load, [&](int32_t anchor, int32_t count, int32_t, const T* distances) {
-      kernels.add_costs(costs, anchor, count, distances);
-    });
-  }
 
   // One side of the gradient, by position.
   struct Pulls {
     T *rows = nullptr, *sums = nullptr;
     double* totals = nullptr;
   };
-  Pulls anchor_pulls, candidate_pulls;
-  int64_t stride = 0;
 
-  Pulls fresh_pulls(const Rows& rows, const Order& order, const Normaliser* units) {
+  // The half squared distance below which a negative can matter to each anchor, a little enlarged: it only
+  // skips blocks, and the exact comparison of distances follows. Null: every negative matters.
+  const T* reach_of(const Cost<T>& cost) {
+    constexpr double spare = 1 + 1e-4;
+    if (!cost.limit) return nullptr;
+    T* reach = rows_.by_anchor(T(-1));
+    for (int32_t a = 0; a < rows_.anchors(); ++a) {
+      const double limit = double(cost.limit[a]), scaled = limit * prepared_.scale;
+      if (!(limit > 0)) continue;
+      const double half = distance_ == Distance::cosine      ? limit
+                          : distance_ == Distance::euclidean ? scaled * scaled / 2
+                                                             : scaled * prepared_.scale / 2;
+      constexpr double least = std::numeric_limits<T>::denorm_min();  // 0 would drop pairs at distance 0
+      reach[a] = T(std::clamp(half * spare, least, double(std::numeric_limits<T>::infinity())));
+    }
+    return reach;
+  }
+
+  // The distances of a block's negatives; those that products cannot tell are measured. `scaled`: see
+  // BlockFunctions::to_distances.
+  bool load_distances(int32_t row, int32_t column, const T* reach, Worker& worker, T* scaled) const {
+    if (!prepared_.load_block(row, column, reach, worker.distances, &worker.near)) return false;
+    rows_.functions.blocks.to_distances(worker.distances, distance_, T(1 / prepared_.scale), scaled);
+    for (int32_t i = 0; i < worker.near.count; ++i) {
+      const int32_t at = worker.near.entries[i];
+      worker.distances[at] = T(prepared_.measured(rows_.row_of(row + at / kBlockRows),
+                                                  candidate_row(column + at % kBlockRows), worker.buffer));
+    }
+    return true;
+  }
+
+  Pulls fresh_pulls(const Matrix& matrix, const Order& order, const Normaliser* units) {
     const int64_t count = (order.count + kBlockRows - 1) / kBlockRows * kBlockRows;
-    Pulls pulls = {scratch.template take<T>(count * stride), scratch.template take<T>(count * stride),
-                   scratch.template take<double>(count)};
-    for_each_range(pool, count, kRowsPerTask, [&](int64_t begin, int64_t end, int worker) {
-      std::fill(pulls.rows + begin * stride, pulls.rows + end * stride, T(0));
-      std::fill(pulls.sums + begin * stride, pulls.sums + end * stride, T(0));
+    Pulls pulls = {rows_.scratch.template take<T>(count * stride_),
+                   rows_.scratch.template take<T>(count * stride_),
+                   rows_.scratch.template take<double>(count)};
+    const RowFunctions<T>& functions = rows_.functions.rows;
+    for_each_range(rows_.pool, count, kRowsPerTask, [&](int64_t begin, int64_t end, int worker) {
+      std::fill(pulls.rows + begin * stride_, pulls.rows + end * stride_, T(0));
+      std::fill(pulls.sums + begin * stride_, pulls.sums + end * stride_, T(0));
       std::fill(pulls.totals + begin, pulls.totals + end, 0.0);
       for (int64_t i = begin; i < std::min<int64_t>(end, order.count); ++i) {
         const int32_t index = order.index[i];
-        kernels.frame(kernels.load(rows, index, buffers[worker]), frame, units ? units + index : nullptr,
-                      width, pulls.rows + i * stride);
+        functions.frame(functions.load(matrix, index, rows_.buffers[worker]), prepared_.frame,
+                        units ? units + index : nullptr, width_, pulls.rows + i * stride_);
       }
     });
     return pulls;
   }
 
-  void stream_weights(const Costs<T>& costs) {
-    stride = (width + 31) / 32 * 32 + 16;  // whole panels; not a power of two, which would crowd the cache
-    anchor_pulls = fresh_pulls(batch.anchors, classes.anchors, anchor_units);
-    candidate_pulls =
-        batch.self_mining ? anchor_pulls : fresh_pulls(batch.candidates, classes.candidates, candidate_units);
-    const T* reach = reach_of(costs);
-    this->visit_blocks([&](int32_t row, int32_t column, int i) {
-      Worker& worker = workers[size_t(i)];
-      T* scaled = distance == Distance::euclidean ? worker.scaled : nullptr;
-      if (!load_distances(row, column, reach, worker, scaled)) return;
-      const int32_t rows = this->rows_in_block(row, classes.anchors);
-      const int32_t columns = this->rows_in_block(column, classes.candidates);
-      T* weights = worker.weights;
-      kernels.weigh(costs, row, rows, worker.distances, weights);
-      const bool both = this->serves_both(row, column);
-      if (both) {
-        kernels.transpose(worker.distances, worker.transposed);
-        kernels.weigh(costs, column, columns, worker.transposed, worker.other);
-        kernels.transpose(worker.other, worker.transposed);
-      }
-      for (int32_t n = 0; n < worker.near.count; ++n) {
-        const int32_t at = worker.near.entries[n];
-        worker.near_weights[n] = weights[at] + (both ? worker.transposed[at] : 0);
-      }
-      kernels.combine(weights, both ? worker.transposed : nullptr, scaled);
-      if (distance == Distance::cosine) drop_zero_rows(row, rows, column, columns, weights);
-      for (int32_t n = 0; n < worker.near.count; ++n) {
-        const int32_t at = worker.near.entries[n], r = row + at / kBlockRows, c = column + at % kBlockRows;
-        pull_near(row_of(r), classes.candidates.index[c], double(worker.distances[at]),
-                  double(worker.near_weights[n]), anchor_pulls.sums + r * stride,
-                  candidate_pulls.sums + c * stride, worker.rows);
-        weights[at] = 0;
-      }
-      kernels.accumulate(weights, candidate_pulls.rows + column * stride, width, stride,
-                         anchor_pulls.sums + row * stride, anchor_pulls.totals + row);
-      kernels.transpose(weights, worker.transposed);
-      kernels.accumulate(worker.transposed, anchor_pulls.rows + row * stride, width, stride,
-                         candidate_pulls.sums + column * stride, candidate_pulls.totals + column);
-    });
+  // The factors of a block's pairs, as anchors see their candidates and, where the block serves both, as
+  // candidates see them as anchors. Near pairs pull by themselves, and get the factor 0.
+  void weigh_block(const Cost<T>& cost, int32_t row, int32_t column, Worker& worker, const T* scaled) {
+    const BlockFunctions<T>& functions = rows_.functions.blocks;
+    const int32_t anchors = prepared_.rows_in_block(row, rows_.classes.anchors);
+    const int32_t candidates = prepared_.rows_in_block(column, rows_.classes.candidates);
+    T* weights = worker.weights;
+    cost.functions.weigh(cost.data, row, anchors, worker.distances, weights);
+    const bool both = prepared_.serves_both(row, column);
+    if (both) {
+      functions.transpose(worker.distances, worker.transposed);
+      cost.functions.weigh(cost.data, column, candidates, worker.transposed, worker.other);
+      functions.transpose(worker.other, worker.transposed);
+    }
+    for (int32_t n = 0; n < worker.near.count; ++n) {
+      const int32_t at = worker.near.entries[n];
+      worker.near_weights[n] = weights[at] + (both ? worker.transposed[at] : 0);
+    }
+    functions.combine(weights, both ? worker.transposed : nullptr, scaled);
+    if (distance_ == Distance::cosine) drop_zero_rows(row, anchors, column, candidates, weights);
+    for (int32_t n = 0; n < worker.near.count; ++n) {
+      const int32_t at = worker.near.entries[n], r = row + at / kBlockRows, c = column + at % kBlockRows;
+      pull_near(rows_.row_of(r), candidate_row(c), double(worker.distances[at]),
+                double(worker.near_weights[n]), anchors_.sums + r * stride_, candidates_.sums + c * stride_,
+                worker.buffer);
+      weights[at] = 0;
+    }
   }
 
-  // A pair that Gram arithmetic cannot tell apart pulls by the difference of its rows.
-  void pull_near(int32_t anchor, int32_t candidate, double apart, double weight, T* anchor_sums,
+  void pull_block(int32_t row, int32_t column, Worker& worker) {
+    const BlockFunctions<T>& functions = rows_.functions.blocks;
+    functions.accumulate(worker.weights, candidates_.rows + column * stride_, width_, stride_,
+                         anchors_.sums + row * stride_, anchors_.totals + row);
+    functions.transpose(worker.weights, worker.transposed);
+    functions.accumulate(worker.transposed, anchors_.rows + row * stride_, width_, stride_,
+                         candidates_.sums + column * stride_, candidates_.totals + column);
+  }
+
+  // A pair that products cannot tell apart pulls by the difference of its rows.
+  void pull_near(int32_t anchor_row, int32_t candidate_row, double apart, double weight, T* anchor_sums,
                  T* candidate_sums, T* buffer) const {
-    const T* x = kernels.load(batch.anchors, anchor, buffer);
-    const T* y = kernels.load(batch.candidates, candidate, buffer + width);
-    if (distance == Distance::euclidean) {
-      kernels.pull({x, y, {}, {}}, width, distance, apart, -weight, anchor_sums);
-      kernels.pull({x, y, {}, {}}, width, distance, apart, weight, candidate_sums);
+    const RowFunctions<T>& functions = rows_.functions.rows;
+    const T* x = functions.load(rows_.batch.anchors, anchor_row, buffer);
+    const T* y = functions.load(rows_.batch.candidates, candidate_row, buffer + width_);
+    if (distance_ == Distance::euclidean) {
+      functions.pull({x, y, {}, {}}, width_, distance_, apart, -weight, anchor_sums);
+      functions.pull({x, y, {}, {}}, width_, distance_, apart, weight, candidate_sums);
       return;
     }
-    const bool cosine = distance == Distance::cosine;
-    const Normaliser u = cosine ? anchor_units[anchor] : Normaliser{scale, 1};
-    const Normaliser v = cosine ? candidate_units[candidate] : Normaliser{scale, 1};
+    const bool cosine = distance_ == Distance::cosine;
+    const Normaliser u = cosine ? prepared_.anchor_units[anchor_row] : Normaliser{prepared_.scale, 1};
+    const Normaliser v = cosine ? prepared_.candidate_units[candidate_row] : Normaliser{prepared_.scale, 1};
     if (cosine && (is_zero(u) || is_zero(v))) return;
-    for (int64_t d = 0; d < width; ++d) {
+    for (int64_t d = 0; d < width_; ++d) {
       const T pull = T(weight * (double(x[d]) * u.scale / u.norm - double(y[d]) * v.scale / v.norm));
       anchor_sums[d] -= pull;
       candidate_sums[d] += pull;
     }
   }
 
-  bool is_zero(const Normaliser& unit) const { return width > 0 && std::isinf(unit.norm); }
+  bool is_zero(const Normaliser& unit) const { return width_ > 0 && std::isinf(unit.norm); }
+  int32_t candidate_row(int32_t candidate) const { return rows_.classes.candidates.index[candidate]; }
 
   // S = 0 of a zero row with everything, whatever either row does.
-  void drop_zero_rows(int32_t row, int32_t rows, int32_t column, int32_t columns, T* weights) const {
-    for (int32_t r = 0; r < rows; ++r)
-      if (is_zero(anchor_units[row_of(row + r)]))
+  void drop_zero_rows(int32_t row, int32_t anchors, int32_t column, int32_t candidates, T* weights) const {
+    for (int32_t r = 0; r < anchors; ++r)
+      if (is_zero(prepared_.anchor_units[rows_.row_of(row + r)]))
         std::fill(weights + r * kBlockRows, weights + (r + 1) * kBlockRows, T(0));
-    for (int32_t c = 0; c < columns; ++c)
-      if (is_zero(candidate_units[classes.candidates.index[column + c]]))
-        for (int32_t r = 0; r < rows; ++r) weights[r * kBlockRows + c] = 0;
+    for (int32_t c = 0; c < candidates; ++c)
+      if (is_zero(prepared_.candidate_units[candidate_row(column + c)]))
+        for (int32_t r = 0; r < anchors; ++r) weights[r * kBlockRows + c] = 0;
   }
 
-  // Adds what was streamed to the gradient of an anchor or candidate, under cosine divided by its lift.
-  // `buffer` holds a row.
-  void add_streamed(bool is_anchor, int32_t position, T* buffer, T* gradient) const {
-    const Pulls& pulls = is_anchor ? anchor_pulls : candidate_pulls;
-    const T *own = pulls.rows + position * stride, *sums = pulls.sums + position * stride;
-    const double total = pulls.totals[position];
-    const auto pull = [&](int64_t d) { return total * double(own[d]) - double(sums[d]); };
-    if (distance != Distance::cosine) {
-      const double factor = distance == Distance::euclidean ? 1 : 2 / scale;
-      for (int64_t d = 0; d < width; ++d) gradient[d] += T(pull(d) * factor);
-      return;
-    }
-    const int32_t row = (is_anchor ? classes.anchors : classes.candidates).index[position];
-    const Normaliser unit = (is_anchor ? anchor_units : candidate_units)[row];
-    if (is_zero(unit)) return;
-    // What pulls at the unit row, less its part along that row.
-    const T* x = kernels.load(is_anchor ? batch.anchors : batch.candidates, row, buffer);
-    const auto direction = [&](int64_t d) { return double(x[d]) * unit.scale / unit.norm; };
-    const double outer = unit.scale / (unit.norm * unit.lift);
-    double along = 0;
-    for (int64_t d = 0; d < width; ++d) along += pull(d) * direction(d);
-    for (int64_t d = 0; d < width; ++d) gradient[d] += T((pull(d) - along * direction(d)) * outer);
-  }
+  Prepared<T>& prepared_;
+  Ordered<T>& rows_;
+  const Distance distance_;
+  const int64_t width_;
+  std::vector<Worker> workers_;
+  Pulls anchors_, candidates_;
+  int64_t stride_ = 0;
 };
 
 }  // namespace tripletops

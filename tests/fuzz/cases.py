@@ -7,23 +7,20 @@ the kind by which failures are summed up.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
-from helpers import DTYPES, LAYOUTS, LOSSES, NEGATIVES, POSITIVES, REDUCTIONS, Batch, ManyTuples, laid_out
 from torch import Tensor
 
-ONE_TRIPLET = ("triplet_loss", "batch_hard_loss", "easy_positive_loss")
-MANY_TUPLES = (
-    "batch_all_loss",
-    "semi_hard_loss",
-    "multi_similarity_loss",
-    "contrastive_loss",
-    "beta_margin_loss",
-)
-FUNCTIONS = (*ONE_TRIPLET, "mine", *MANY_TUPLES)
+from tests.support.batches import LAYOUTS, Batch, laid_out
+from tripletops._words import FUNCTION, LOSS, NEGATIVE, OBJECTIVE, Choice, Number
+
+FUNCTIONS = tuple(FUNCTION)
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 LABEL_TYPES = tuple(getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64))
 
 # Tiles of the kernels have 6, 12, 16 or 32 rows, blocks have 96: so many, one more or one less.
@@ -59,16 +56,58 @@ SHARED = ("equal rows", "equal columns", "overlapping")
 
 
 @dataclass(frozen=True, eq=False)
+class Call:
+    """A call of a public function, its batch aside."""
+
+    function: str
+    given: dict[str, Any]
+    learned: float | Tensor | None = None  # what the objective learns
+
+    @property
+    def objective(self) -> str:
+        return FUNCTION[self.function].objective
+
+    @cached_property
+    def options(self) -> dict[str, Any]:
+        """Everything that is said or left to its default, words that cannot be chosen included."""
+        function = FUNCTION[self.function]
+        fixed = {table.option: word for table, word in function.fixed}
+        return fixed | {option.name: option.default for option in function.options()} | self.given
+
+    @property
+    def distance(self) -> str:
+        loss = self.options.get("loss")
+        if OBJECTIVE[self.objective].cosine or (loss is not None and LOSS[loss].cosine):
+            return "cosine"
+        return self.options["distance"] or "euclidean"
+
+    @property
+    def rules(self) -> tuple[str, str] | None:
+        """The rules by which one positive and one negative of each anchor are picked; None: nothing is."""
+        positive, negative = self.options.get("positive"), self.options.get("negative")
+        if negative is None or positive == negative == "all":
+            return None
+        return str(positive).replace("all", "hard"), str(negative).replace("all", "hard")
+
+    def arguments(self, batch: Batch) -> dict[str, Any]:
+        arguments = {**batch.options(), **self.given}
+        if not FUNCTION[self.function].draws:
+            arguments.pop("seed")
+        return arguments
+
+
+@dataclass(frozen=True, eq=False)
 class Case:
     """One call, and how it was made."""
 
     seed: int
     number: int
-    call: ManyTuples
+    call: Call
     batch: Batch
     kind: str
     layout: str
     takes_threads: bool  # whether it has enough rows for several threads, which are too many for the oracle
+    sizes_differ: bool  # whether rows of many sizes are in it, not just a few outliers
 
     @property
     def function(self) -> str:
@@ -96,9 +135,9 @@ class Case:
         if batch.self_index is not None:
             lines.append(f"  selves  {in_short(batch.self_index)}")
         words = {**self.call.given, "ignore_label": batch.ignore_label}
-        if self.call.beta is not None:
-            words["beta"] = self.call.beta
-        if "seed" in self.call.options:
+        if self.call.learned is not None:
+            words["learned"] = self.call.learned
+        if FUNCTION[self.function].draws:
             words["seed"] = batch.seed
         lines.append(f"  options {', '.join(f'{name}={value!r}' for name, value in words.items())}")
         return "\n".join(lines)
@@ -142,13 +181,14 @@ class Draw:
 
         total = count + (candidates or 0)
         labels = self.labels(total)
-        x, unit = self.sized(self.shaped(shape, total, width), size, dtype, labels)
+        x, unit, far = self.sized(self.shaped(shape, total, width), size, dtype, labels)
         rows = within(torch.from_numpy(x), dtype)
         if self.small and dtype is torch.bfloat16:  # whose subnormals Triton's interpreter converts wrongly
             rows = rows.where(rows.abs() >= torch.finfo(dtype).smallest_normal, 0)
         batch = self.batch(rows, torch.from_numpy(labels), count, candidates)
-        classes = 0  # of a beta that has a number for each
-        if function == "beta_margin_loss" and self.chance(0.5):
+        learns = OBJECTIVE[FUNCTION[function].objective].learned is not None
+        classes = 0  # if not, each of them has a number to learn
+        if learns and self.chance(0.5):
             classes = int(labels.max(initial=0)) + 1
         else:
             batch = self.renamed(batch)
@@ -156,7 +196,11 @@ class Draw:
         if batch.ref_emb is not None and self.chance(0.05):
             batch = replace(batch, ref_emb=batch.ref_emb.to(self.one_of(torch.float32, torch.float64)))
         call = self.call(function, batch, unit * math.sqrt(max(width, 1)), classes)
-        return Case(seed, number, call, batch, f"{shape}, {size}", layout, takes_threads)
+        # Rows that share an outlier's elements are outliers, most of them.
+        sizes_differ = (
+            size == "mixed rows" or far > max(total // 8, 1) or (far > 0 and layout == "overlapping")
+        )
+        return Case(seed, number, call, batch, f"{shape}, {size}", layout, takes_threads, sizes_differ)
 
     def counts(self, takes_threads: bool) -> tuple[int, int | None, int]:
         """N; M, or None for no candidates of their own; D."""
@@ -203,8 +247,11 @@ class Draw:
 
     def sized(
         self, x: np.ndarray, size: str, dtype: torch.dtype, labels: np.ndarray
-    ) -> tuple[np.ndarray, float]:
-        """The rows, and by what most of them were multiplied. A row that is alone gets a label of its own."""
+    ) -> tuple[np.ndarray, float, int]:
+        """The rows, by what most of them were multiplied, and how many are outliers.
+
+        A row that is alone gets a label of its own.
+        """
         random, kind = self.random, torch.finfo(dtype)
         total, width = x.shape
         least, normal, most = (
@@ -217,17 +264,19 @@ class Draw:
             unit = 2.0 ** random.uniform(least, normal)
         elif size == "huge":
             unit = 2.0 ** random.uniform(most - 5, most - 1)
-        factors = np.full((total, 1), unit)
+        factors, far = np.full((total, 1), unit), np.arange(0)
         if size in ("outlier alone", "outliers"):
             far = random.permutation(total)[: self.one_of(1, 1, 1, 2, 3)]
             factors[far] *= 10.0 ** random.uniform(1, 30)
             if size == "outlier alone":
                 labels[far] = labels.max(initial=0) + 1 + np.arange(len(far))
         elif size in ("mixed rows", "mixed columns"):
-            reach = self.one_of(4, 15, 40)  # README.md, "Limits": sizes 10³⁰ apart are too much for products
+            reach = self.one_of(
+                4, 15, 40
+            )  # docs/numerics.md, "Limits": sizes 10³⁰ apart are too much for products
             factors = 2.0 ** random.uniform(-reach, reach, (total, 1) if size == "mixed rows" else (1, width))
         with np.errstate(over="ignore"):
-            return x * factors, unit
+            return x * factors, unit, len(far)
 
     def batch(self, rows: Tensor, labels: Tensor, count: int, candidates: int | None) -> Batch:
         seed = int(self.random.integers(-(2**63), 2**63 - 1))
@@ -288,58 +337,85 @@ class Draw:
             ref_emb=None if batch.ref_emb is None else placed(batch.ref_emb),
         )
 
-    def call(self, function: str, batch: Batch, length: float, classes: int) -> ManyTuples:
+    def call(self, function: str, batch: Batch, length: float, classes: int) -> Call:
         """`length` is a typical distance of two rows."""
-        distance = self.one_of(*LOSSES)
-        given: dict[str, Any] = {"distance": distance}
-        if function == "multi_similarity_loss":
-            distance = "cosine"
-            given = {
-                "alpha": self.one_of(2.0, 0.5, 20.0),
-                "beta": self.one_of(50.0, 5.0, 300.0),
-                "base": self.one_of(1.0, 0.5, 0.0),
-                "epsilon": self.one_of(0.1, 0.0, 0.5, None),
-                "positive": self.one_of("all", "easy"),
-            }
-        if "reduction" in ManyTuples(function).options:
-            given["reduction"] = self.one_of(*REDUCTIONS)
-        # Margins of the size of the distances: else no hinge of long rows is ever near its kink.
-        limit = torch.finfo(batch.compute_type()).max / 8
+        given: dict[str, Any] = self.words(function)
+        distance = Call(function, given).distance
         if distance != "euclidean":
             length = length * min(length, 1e150) if distance == "sqeuclidean" else 1.0
+        limit = torch.finfo(batch.compute_type()).max / 8
         length = min(length, limit)
+        # Margins of the size of the distances: else no hinge of long rows is ever near its kink.
         margin = min(self.one_of(0.2, 0.0, length * self.random.uniform(0, 2), length * 30), limit)
-        if function in (*ONE_TRIPLET, "batch_all_loss"):
-            words = LOSSES["euclidean"] if function == "batch_all_loss" else LOSSES[distance]
-            given |= {"margin": margin, "loss": self.one_of(*words)}
-        if function in ONE_TRIPLET:
-            given["temperature"] = self.one_of(1.0, 0.1, 5.0)
-        if function == "semi_hard_loss":
-            given["margin"] = margin
-        pairs = function in ("contrastive_loss", "beta_margin_loss")
-        if pairs or function in ("triplet_loss", "mine", "easy_positive_loss"):
-            if function != "easy_positive_loss":
-                given["positive"] = self.one_of(*(("all",) * 2 if pairs else ()), *POSITIVES)
-            given["negative"] = self.one_of(*(("all",) * 3 if pairs else ()), *NEGATIVES)
-            if given["negative"] == "semihard" and given.get("positive") == "all":
-                given["positive"] = "easy"
-            if self.chance(0.3):
-                given |= {"cutoff": self.one_of(0.1, 1.0), "nonzero_loss_cutoff": self.one_of(None, 0.8)}
-        if function == "contrastive_loss":
-            given |= {"pos_margin": self.one_of(0.0, 0.3 * length), "neg_margin": self.one_of(1.0, margin)}
-        beta = None
-        if function == "beta_margin_loss":
-            given["alpha"] = self.one_of(0.2, margin)
-            beta = self.beta(batch, length, classes)
-        usual = "cosine" if given.get("loss") in ("first_order", "second_order") else "euclidean"
-        if given.get("distance") == usual and self.chance(0.3):
+        for option in FUNCTION[function].options():
+            if isinstance(option, Number):
+                value = NUMBERS[option.name, option.unit](self, length, margin)
+                if not self.chance(0.7 if option.name in SELDOM else 0.1):
+                    given[option.name] = value
+        if given.get("distance") == Call(function, {**given, "distance": None}).distance and self.chance(0.3):
             del given["distance"]
-        return ManyTuples(function, given, beta)
+        learns = OBJECTIVE[FUNCTION[function].objective].learned is not None
+        return Call(function, given, self.learned(batch, length, classes) if learns else None)
 
-    def beta(self, batch: Batch, length: float, classes: int) -> float | Tensor:
+    def words(self, function: str) -> dict[str, Any]:
+        """One of the words of every choice, such that they go together."""
+        choices = {
+            option.name: option for option in FUNCTION[function].options() if isinstance(option, Choice)
+        }
+        words = {name: self.word(choice) for name, choice in choices.items()}
+        if words.get("loss") and LOSS[words["loss"]].cosine and words["distance"] != "cosine":
+            if self.chance(0.5):
+                words["distance"] = "cosine"
+            else:
+                words["loss"] = self.one_of(
+                    *(word for word in choices["loss"].words if not LOSS[word].cosine)
+                )
+        if words.get("positive") == "all" and NEGATIVE[words.get("negative", "all")].needs_positive:
+            words["positive"] = self.one_of(*(word for word in choices["positive"].words if word != "all"))
+        return words
+
+    def word(self, choice: Choice) -> str:
+        several = "all" in choice.words and len(choice.words) > 2
+        return self.one_of(*choice.words, *("all",) * (2 if several else 0))
+
+    def offset(self, length: float, margin: float) -> float:
+        """Of either sign: of the size of the distances, tiny beside them, or beyond them all."""
+        size = self.one_of(
+            margin,
+            length * self.random.uniform(0, 2),
+            length * 10.0 ** -self.random.uniform(0, 20),
+            self.one_of(min(length * 100, 1e308), 1e30, 1e300),
+        )
+        return self.one_of(-1.0, 1.0) * size
+
+    def learned(self, batch: Batch, length: float, classes: int) -> float | Tensor:
         scale = self.one_of(1.2, length)
         if not classes:
             value = scale * self.random.uniform(0.5, 1.5)
             return value if self.chance(0.3) else torch.tensor(value, dtype=batch.compute_type())
         values = torch.from_numpy(scale * self.random.uniform(0.5, 1.5, classes))
         return within(values, self.one_of(*DTYPES) if self.chance(0.2) else batch.compute_type())
+
+
+# By name and unit, because two objectives may give one name different meanings: a number, given a typical
+# distance and a margin of about its size.
+NUMBERS: dict[tuple[str, str], Callable[[Draw, float, float], float | None]] = {
+    ("margin", "a distance"): lambda draw, length, margin: margin,
+    ("temperature", "a similarity"): lambda draw, length, margin: draw.one_of(
+        1.0, 0.1, 5.0, 10.0 ** draw.random.uniform(-2, 1)
+    ),
+    ("cutoff", "a distance of unit rows"): lambda draw, length, margin: draw.one_of(0.1, 1.0),
+    ("nonzero_loss_cutoff", "a distance of unit rows"): lambda draw, length, margin: draw.one_of(None, 0.8),
+    ("offset", "a distance"): Draw.offset,
+    ("sct_weight", "a factor"): lambda draw, length, margin: draw.one_of(
+        1.0, 0.0, draw.random.uniform(0, 3), 100.0
+    ),
+    ("alpha", "one over a similarity"): lambda draw, length, margin: draw.one_of(2.0, 0.5, 20.0),
+    ("beta", "one over a similarity"): lambda draw, length, margin: draw.one_of(50.0, 5.0, 300.0),
+    ("base", "a similarity"): lambda draw, length, margin: draw.one_of(1.0, 0.5, 0.0),
+    ("epsilon", "a similarity"): lambda draw, length, margin: draw.one_of(0.1, 0.0, 0.5, None),
+    ("pos_margin", "a distance"): lambda draw, length, margin: draw.one_of(0.0, 0.3 * length),
+    ("neg_margin", "a distance"): lambda draw, length, margin: draw.one_of(1.0, margin),
+    ("alpha", "a distance"): lambda draw, length, margin: draw.one_of(0.2, margin),
+}
+SELDOM = ("cutoff", "nonzero_loss_cutoff")  # most often left to their defaults

@@ -4,33 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import torch
-from helpers import (
-    CUTOFF,
-    KERNELS,
-    LIMIT,
-    ManyTuples,
-    Objective,
-    T,
-    beta_by_anchor,
-    beta_of,
-    bits,
-    cotangent_of,
-    leaves,
-    loss_of_picks,
-    plain_tuples,
-)
 from torch import Tensor
 
-from fuzz.cases import MANY_TUPLES, ONE_TRIPLET, Case
-from fuzz.oracle import Allowed, Array, Outcome, Real, Truth, real, terms_of
+from tests.fuzz.cases import Call, Case
+from tests.fuzz.objectives import Picks, learned_by_anchor, learned_of, terms_of
+from tests.fuzz.oracle import Allowed, Array, Outcome, Real, Truth, real
+from tests.fuzz.rules import NEGATIVE, POSITIVE, Judge, Scan
+from tests.support.calls import KERNELS, T, bits, cotangent_of, leaves
+from tripletops import reference
+from tripletops._words import FUNCTION, Number
 from tripletops.backends import INTERPRETED
 
-LIMITS = {"cutoff": CUTOFF, "nonzero_loss_cutoff": LIMIT}
+# The numbers of the rules.
+MINING = tuple(option.name for option in FUNCTION["mine"].options() if isinstance(option, Number))
 
 
 class Broken(NamedTuple):
@@ -51,52 +45,35 @@ def need(condition: Any, check: str, message: str) -> None:
 
 class Result(NamedTuple):
     loss: Tensor
-    gradients: list[Tensor]  # of the rows, then of beta if that is a tensor
+    gradients: list[Tensor]  # of the rows, then of what is learned if that is a tensor
     active: Tensor | None
 
     def bits(self) -> list[bytes]:
         return bits(self.loss, *self.gradients, *([] if self.active is None else [self.active]))
 
 
-def rules_of(call: ManyTuples) -> tuple[str, str] | None:
-    """The rules by which one positive and one negative of each anchor are picked; None: nothing is."""
-    positive, negative = (call.options.get(name) for name in ("positive", "negative"))
-    if call.function == "batch_hard_loss":
-        return "hard", "hard"
-    if call.function == "easy_positive_loss":
-        return "easy", str(negative)
-    if negative is None or positive == negative == "all":
-        return None
-    return str(positive).replace("all", "hard"), str(negative).replace("all", "hard")
-
-
 def run_mine(case: Case) -> Any:
-    rules, options = rules_of(case.call), case.call.options
-    assert rules is not None
-    given = {name: options.get(name, default) for name, default in LIMITS.items()}
-    given |= {"positive": rules[0], "negative": rules[1], "distance": distance_of(case), "backend": KERNELS}
-    return T.mine(case.batch.emb, case.batch.labels, **given, **case.batch.options())
+    call = case.call
+    assert call.rules is not None
+    given = {name: call.options[name] for name in MINING if name in call.options}
+    given |= {"positive": call.rules[0], "negative": call.rules[1], "distance": call.distance}
+    return T.mine(case.batch.emb, case.batch.labels, **given, **case.batch.options(), backend=KERNELS)
 
 
 def run(case: Case) -> Result:
     batch, inputs = leaves(case.batch)
-    call, beta = case.call, []
-    if call.beta is not None:
-        beta = [call.beta.detach().requires_grad_() if isinstance(call.beta, Tensor) else call.beta]
-        inputs += [each for each in beta if isinstance(each, Tensor)]
+    call, learned = case.call, []
+    if call.learned is not None:
+        learned = [
+            call.learned.detach().requires_grad_() if isinstance(call.learned, Tensor) else call.learned
+        ]
+        inputs += [each for each in learned if isinstance(each, Tensor)]
     extra = {"return_active": True} if call.function == "batch_all_loss" else {}
     value = getattr(T, call.function)(
-        batch.emb, batch.labels, *beta, **call.arguments(batch), **extra, backend=KERNELS
+        batch.emb, batch.labels, *learned, **call.arguments(batch), **extra, backend=KERNELS
     )
     loss, active = value if isinstance(value, tuple) else (value, None)
     return Result(loss.detach(), list(torch.autograd.grad(loss, inputs, cotangent_of(loss))), active)
-
-
-def distance_of(case: Case) -> str:
-    call = case.call
-    if call.function in ONE_TRIPLET and call.options["loss"] in ("first_order", "second_order"):
-        return "cosine"
-    return call.distance
 
 
 def broken_promises(case: Case) -> list[Broken]:
@@ -128,11 +105,11 @@ def storage_of(rows: Tensor) -> Tensor:
 
 def checks_of(case: Case) -> Iterator[Callable[[], None]]:
     mines = case.function == "mine"
-    picks = run_mine(case) if rules_of(case.call) is not None else None
+    picks = run_mine(case) if case.call.rules is not None else None
     result = None if mines else run(case)
     if not INTERPRETED:  # Triton's interpreter does one thing after the other, slowly
         yield lambda: check_repeats(case, picks, result)
-    truth = Truth(case.batch, distance_of(case))
+    truth = Truth(case.batch, case.call.distance, case.sizes_differ)
     if result is not None:
         yield lambda: check_form(case, result)
     if not finite(case, truth):
@@ -149,9 +126,9 @@ def checks_of(case: Case) -> Iterator[Callable[[], None]]:
 
 
 def finite(case: Case, truth: Truth) -> bool:
-    if case.call.beta is None:
+    if case.call.learned is None:
         return truth.finite
-    return truth.finite and bool(beta_of(case.call, case.batch.compute_type()).isfinite().all())
+    return truth.finite and bool(learned_of(case.call, case.batch.compute_type()).isfinite().all())
 
 
 def check_repeats(case: Case, picks: Any, result: Result | None) -> None:
@@ -173,7 +150,7 @@ def check_form(case: Case, result: Result) -> None:
     shape = batch.labels.shape if case.call.options["reduction"] == "none" else ()
     form = (result.loss.dtype, result.loss.shape)
     need(form == (kind, shape), "form", f"the loss is {form}")
-    given = [*case.rows, *([case.call.beta] if isinstance(case.call.beta, Tensor) else [])]
+    given = [*case.rows, *([case.call.learned] if isinstance(case.call.learned, Tensor) else [])]
     for gradient, like in zip(result.gradients, given, strict=True):
         form, right = (gradient.dtype, gradient.shape), (like.dtype, like.shape)
         need(form == right, "form", f"the gradient of {right} is {form}")
@@ -198,8 +175,8 @@ def check_poisoned(case: Case, truth: Truth, picks: Any, result: Result | None) 
     if not len(truth.x):  # no anchor, no loss to poison
         need(not any(part.any() for part in parts), "poison", "a loss without an anchor")
         return
-    if isinstance(case.call.beta, Tensor):  # a class without an anchor is no part of the loss
-        parts[-1] = beta_by_anchor(case.batch.plain(), parts[-1])[torch.from_numpy(truth.kept)]
+    if isinstance(case.call.learned, Tensor):  # a class without an anchor is no part of the loss
+        parts[-1] = learned_by_anchor(case.batch.plain(), parts[-1])[torch.from_numpy(truth.kept)]
     need(all(part.isnan().all() for part in parts), "poison", "not everything is NaN")
 
 
@@ -207,25 +184,16 @@ def check_poisoned(case: Case, truth: Truth, picks: Any, result: Result | None) 
 
 
 def pick_checks(case: Case, truth: Truth, picks: Any) -> Iterator[Callable[[], None]]:
-    rules = rules_of(case.call)
-    assert rules is not None
-    positive, negative = rules
+    assert case.call.rules is not None
+    positive, negative = case.call.rules
     p, n = picks.positive.numpy(), picks.negative.numpy()
     d_ap, d_an = real(picks.d_ap), real(picks.d_an)
+    options = case.call.options
+    ap = Scan(truth, truth.positives, truth.negatives, options, p, d_ap, p, d_ap)
+    an = Scan(truth, truth.negatives, truth.positives, options, n, d_an, p, d_ap)
     yield lambda: check_mined_form(case, picks)
-    if positive == "random":
-        yield lambda: check_uniform(truth, truth.positives, p, "random positive")
-    else:
-        yield lambda: check_extreme(truth, truth.positives, p, positive == "hard", f"{positive} positive")
-    if negative == "random":
-        yield lambda: check_uniform(truth, truth.negatives, n, "random negative")
-    elif negative == "distance":
-        limits = {name: case.call.options.get(name, default) for name, default in LIMITS.items()}
-        yield lambda: check_drawn(truth, n, *limits.values())
-    elif negative == "semihard":
-        yield lambda: check_semihard(truth, p, n, d_ap, d_an)
-    else:
-        yield lambda: check_extreme(truth, truth.negatives, n, negative == "easy", f"{negative} negative")
+    yield lambda: check_picks(POSITIVE[positive], ap, f"{positive} positive")
+    yield lambda: check_picks(NEGATIVE[negative], an, f"{negative} negative")
     yield lambda: check_distances(truth, p, d_ap, "d_ap")
     yield lambda: check_distances(truth, n, d_an, "d_an")
 
@@ -237,108 +205,16 @@ def check_mined_form(case: Case, picks: Any) -> None:
     need(forms == 2 * [(torch.int64, shape)] + 2 * [(kind, shape)], "form", f"picks are {forms}")
 
 
-def check_who(eligible: Array, pick: Array, what: str) -> Array:
-    """The anchors that have a pick, once it is clear that they are those which should."""
-    need(((pick >= 0) == eligible.any(1)).all(), "picks", f"{what}: one too many, or one too few")
-    found = np.nonzero(pick >= 0)[0]
-    need(eligible[found, pick[found]].all(), "picks", f"{what}: not eligible")
-    return found
-
-
-def check_uniform(truth: Truth, eligible: Array, pick: Array, what: str) -> None:
-    found = check_who(eligible, pick, what)
-    if len(found):
-        drawn = np.where(eligible, truth.noise, -1)[found].argmax(1)
-        need((pick[found] == drawn).all(), "picks", f"{what}: not the one with the largest hash")
-
-
-def mask_of(truth: Truth, rows: Array, pick: Array) -> Array:
-    mask = np.zeros_like(truth.positives)
-    mask[rows, pick] = True
-    return mask
-
-
-def check_extreme(truth: Truth, eligible: Array, pick: Array, largest: bool, what: str) -> None:
-    found = check_who(eligible, pick, what)
-    if not len(found):
-        return
-    best = np.where(eligible, -truth.square if largest else truth.square, np.inf)[found].argmin(1)
-    bound = truth.bound_of(mask_of(truth, found, best))
-    bound = bound + truth.key_error[found, pick[found]] + truth.key_error[found, best]
-    chosen, extreme = truth.square[found, pick[found]], truth.square[found, best]
-    need_within(chosen, extreme, bound, "picks", f"squared distance of the {what}")
-    check_first(truth, eligible, pick, what)
-
-
-def check_first(truth: Truth, eligible: Array, pick: Array, what: str) -> None:
-    """Duplicates have equal keys, and so has everything seen from a zero row: the first must win."""
-    found = np.nonzero(pick >= 0)[0]
-    equal = (truth.y[pick[found]][:, None] == truth.y).all(-1)
-    if truth.distance == "cosine":
-        equal |= ~(truth.x[found] != 0).any(1, keepdims=True)
-    earlier = eligible[found] & equal & (np.arange(len(truth.y)) < pick[found][:, None])
-    need(not earlier.any(), "picks", f"{what}: an earlier candidate is just as far")
-
-
-def check_semihard(truth: Truth, p: Array, n: Array, d_ap: Array, d_an: Array) -> None:
-    """The nearest negative strictly farther than the positive that was picked, if there is any."""
-    what = "semihard negative"
-    found = np.nonzero(n >= 0)[0]
-    need((p[found] >= 0).all(), "picks", f"{what} of an anchor without a positive")
-    need(truth.negatives[found, n[found]].all(), "picks", f"{what}: not eligible")
-    need((d_an[found] > d_ap[found]).all(), "picks", f"{what}: not strictly farther")
-    rows = np.nonzero((p >= 0) & truth.negatives.any(1))[0]
-    if not len(rows):
-        return
-    square, p, n = np.where(truth.negatives, truth.square, -1)[rows], p[rows], n[rows]
-    threshold = truth.square[rows, p][:, None]
-    beyond = np.where(square > threshold, square, np.inf)
-    there = np.isfinite(beyond).any(1)
-    right = mask_of(truth, rows, p) | mask_of(truth, rows[there], beyond[there].argmin(1))
-    bound = truth.bound_of(right) + truth.key_error[rows] + truth.key_error[rows, p][:, None]
-    # The threshold is a key as well. Distances as they are reported decide what is strictly farther. Where
-    # the keys found something that is not, they decide what is nearest, too.
-    d, error = truth.d[rows], truth.error[rows]
-    clearly = d - error > truth.d[rows, p][:, None] + truth.error[rows, p][:, None]
-    surely = (square > threshold + bound) & clearly & ~truth.overflows[rows, p][:, None]
-    need(not (surely.any(1) & (n < 0)).any(), "picks", f"no {what} where there is one")
-    nearest, reported = (np.where(surely, most, np.inf).min(1) for most in (square + bound, d + error))
-    chosen = np.arange(len(rows)), n
-    too_far = (n >= 0) & (square[chosen] > nearest + bound[chosen]) & ((d - error)[chosen] > reported)
-    too_near = (n >= 0) & (square[chosen] < threshold[:, 0] - bound[chosen])
-    need(not too_far.any(), "picks", f"{what}: a nearer one would do")
-    need(not too_near.any(), "picks", f"{what}: nearer than the positive")
-    whole = np.full(len(truth.x), -1)
-    whole[rows] = n
-    check_first(truth, truth.negatives, whole, what)
-
-
-def check_drawn(truth: Truth, n: Array, cutoff: float, limit: float | None) -> None:
-    """A draw by distance has the largest key, log weight plus Gumbel noise, as far as keys differ clearly."""
-    what = "drawn negative"
-    found = check_who(truth.negatives, n, what)
-    if not len(found):
-        return
-    eligible, width, noise = truth.negatives[found], truth.width, truth.noise[found]
-    gumbel = -np.log(-np.log((noise + Real(0.5)) / 2**32))
-    d = np.maximum(np.sqrt(truth.cosine_square[found]), cutoff)
-    height = np.maximum(1 - np.square(d) / 4, 2.0**-20)
-    log_weight = (2 - width) * np.log(d) + (3 - width) / 2 * np.log(height)
-    off = truth.promised * 4  # unit rows lie within a radius of 1, and centring leaves none longer than 2
-    slope = abs(2 - width) / 2 / np.square(d) + abs(3 - width) / 8 / height
-    terms = abs(2 - width) * np.abs(np.log(d)) + abs(3 - width) / 2 * np.abs(np.log(height)) + np.abs(gumbel)
-    tolerance = slope * off + 8 * truth.type.eps * (1 + terms)
-    key = log_weight + gumbel
-    surely = possibly = eligible
-    if limit is not None:
-        surely = eligible & (np.square(d) + off < limit**2)
-        possibly = eligible & (np.square(d) - off < limit**2)
-    best = np.where(surely, key - tolerance, -np.inf).max(1, keepdims=True)
-    allowed = possibly & (key + tolerance >= best)
-    uniform = np.where(eligible, noise, -1).argmax(1)
-    chosen = n[found]
-    right = allowed[np.arange(len(found)), chosen] | (~surely.any(1) & (chosen == uniform))
-    need(right.all(), "picks", f"{what}: another one has the larger key")
+def check_picks(judge: Judge, scan: Scan, what: str) -> None:
+    acceptable, picked = judge(scan), scan.pick >= 0
+    right = acceptable.nobody.copy()
+    right[picked] = acceptable.picks[picked, scan.pick[picked]]
+    if not right.all():
+        anchor = int((~right).argmax())
+        others = [str(candidate) for candidate in np.nonzero(acceptable.picks[anchor])[0]]
+        others += ["none"] if acceptable.nobody[anchor] else []
+        pick = f"the {what} of anchor {anchor} is {scan.pick[anchor]}"
+        raise BrokenError("picks", f"{pick}, not {' or '.join(others)}; {(~right).sum()} are wrong")
 
 
 def check_distances(truth: Truth, pick: Array, reported: Array, what: str) -> None:
@@ -380,22 +256,25 @@ def need_within(
         raise BrokenError(check, f"{what} {describe_worst(error, off, right)}")
 
 
-def beyond_type(truth: Truth, call: ManyTuples) -> bool:
+def beyond_type(truth: Truth, call: Call) -> bool:
     """Whether an objective over many tuples may not fit its type; then only NaN would be wrong.
 
-    A distance plus a margin is held in that type, and in float64 the sum of an anchor's terms.
+    That type holds a distance plus a margin or a boundary, and in float64 the sum of an anchor's terms.
     """
-    if call.function not in MANY_TUPLES or not truth.unlimited.size:
+    if call.objective == "triplet" or not truth.unlimited.size:
         return False
-    margins = (call.options.get(name) or 0.0 for name in ("margin", "pos_margin", "neg_margin", "alpha"))
-    largest = truth.unlimited.max() + max(margins)
+    options = FUNCTION[call.function].options()
+    numbers = [each for each in options if isinstance(each, Number) and each.name not in MINING]
+    margins = (call.options[each.name] for each in numbers if each.unit == "a distance")
+    learned = 0.0 if call.learned is None else float(torch.as_tensor(call.learned).abs().max())
+    largest = truth.unlimited.max() + max(margins, default=0.0) + learned
     terms = truth.unlimited.size if truth.type.bits == 64 else 1
     return bool(largest * terms >= Real(truth.type.max))
 
 
 def loss_checks(case: Case, truth: Truth, picks: Any, result: Result) -> Iterator[Callable[[], None]]:
     call, reduction = case.call, case.call.options["reduction"]
-    pairs = None if picks is None else (picks.positive.numpy(), picks.negative.numpy())
+    pairs = None if picks is None else Picks(picks.positive.numpy(), picks.negative.numpy())
     if beyond_type(truth, call):
         yield lambda: need(not result.loss.isnan().any(), "loss", "it is NaN")
         return
@@ -413,8 +292,9 @@ def loss_checks(case: Case, truth: Truth, picks: Any, result: Result) -> Iterato
     parts = [("loss", result.loss, outcome.loss)]
     names = ["gradient of emb", "gradient of ref_emb"][: len(case.rows)]
     parts += zip(names, result.gradients, outcome.rows, strict=False)
-    if isinstance(call.beta, Tensor):
-        parts.append(("gradient of beta", result.gradients[-1], by_class(case, call.beta, outcome.beta)))
+    if isinstance(call.learned, Tensor):
+        by_class = allowed_by_class(case, call.learned, outcome.learned)
+        parts.append(("gradient of what is learned", result.gradients[-1], by_class))
 
     @cache
     def plain(gram: bool) -> list[Tensor]:
@@ -428,13 +308,14 @@ def loss_checks(case: Case, truth: Truth, picks: Any, result: Result) -> Iterato
         )
 
 
-def by_class(case: Case, beta: Tensor, by_anchor: Allowed) -> Allowed:
-    place = beta_by_anchor(case.batch.plain(), torch.arange(beta.numel()).reshape(beta.shape)).numpy()
+def allowed_by_class(case: Case, learned: Tensor, by_anchor: Allowed) -> Allowed:
+    numbers = torch.arange(learned.numel()).reshape(learned.shape)
+    place = learned_by_anchor(case.batch.plain(), numbers).numpy()
     parts = []
     for part in vars(by_anchor).values():
-        total = np.zeros(beta.numel(), Real)
+        total = np.zeros(learned.numel(), Real)
         np.add.at(total, place, part)
-        parts.append(total.reshape(beta.shape))
+        parts.append(total.reshape(learned.shape))
     return Allowed(*parts)
 
 
@@ -468,7 +349,7 @@ def check_no_worse_than_plain(
     if not value.size or not np.isfinite(value).all():
         return
     kind = torch.finfo(actual.dtype)
-    eps = max(kind.eps, truth.type.eps)  # a beta of float64 receives what was computed in float32
+    eps = max(kind.eps, truth.type.eps)  # a number of float64 receives what was computed in float32
     slack = allowed.slack[:, None] if actual.dim() == 2 else allowed.slack
     error = (np.abs(value - allowed.right) - slack * (1 + eps)).max()
     ulp = eps * allowed.size.max(initial=0) + Real(kind.smallest_normal)
@@ -484,17 +365,33 @@ def check_no_worse_than_plain(
     )
 
 
+def gram_matrix(compare: Any, x: Tensor, y: Tensor) -> Tensor:
+    """Keys as one usually writes them: |x|² + |y|² − 2xy, or 1 − S."""
+    if compare is reference.cosine and x.shape[1]:
+        return 1 - reference.unit(x) @ reference.unit(y).T
+    square = x.square().sum(1)[:, None] + y.square().sum(1) - 2 * x @ y.T
+    return square.clamp(min=0)
+
+
 def plain_result(case: Case, picks: Any, gram: bool) -> list[Tensor]:
     """[loss, gradients …] of the plain formulation in the same type, for the picks that were made."""
-    batch, call = case.batch.plain(), case.call
-    pairs = None if picks is None else (picks.positive, picks.negative)
-    if call.function in ONE_TRIPLET:
-        assert pairs is not None
-        words = {name: call.options[name] for name in ("loss", "reduction", "margin", "temperature")}
-        objective = Objective(distance_of(case), **words)
-        shape = batch.labels.shape if words["reduction"] == "none" else ()
-        cotangent = cotangent_of(torch.zeros(shape, dtype=batch.compute_type()))
-        _, loss, gradients = loss_of_picks(batch, *pairs, objective, cotangent)
-        return [loss, *gradients]
-    loss, gradients, _ = plain_tuples(batch, call, pairs, batch.compute_type(), gram)
-    return [loss, *gradients]
+    batch, inputs = leaves(case.batch.plain())
+    call, learned = case.call, []
+    if call.learned is not None:
+        leaf = learned_of(call, batch.compute_type()).detach().requires_grad_()
+        learned = [learned_by_anchor(batch, leaf)]
+        inputs += [leaf] if isinstance(call.learned, Tensor) else []
+    if batch.ref_emb is not None:  # the plain formulation takes rows of one type
+        kind = torch.promote_types(batch.emb.dtype, batch.ref_emb.dtype)
+        batch = replace(batch, emb=batch.emb.to(kind), ref_emb=batch.ref_emb.to(kind))
+    options = {**call.options, **call.arguments(batch)}
+    with ExitStack() as patches:
+        if picks is not None:
+            found = mock.patch.object(reference, "select", return_value=(*picks[1:3], None, None))
+            patches.enter_context(found)
+        if gram:
+            patches.enter_context(mock.patch.object(reference, "key_matrix", gram_matrix))
+        plain = getattr(reference, f"{call.objective}_loss")
+        value = plain(batch.emb, batch.labels, *learned, **options)
+        loss = value[0] if isinstance(value, tuple) else value
+        return [loss.detach(), *torch.autograd.grad(loss, inputs, cotangent_of(loss))]

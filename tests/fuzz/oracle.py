@@ -1,4 +1,4 @@
-"""What a call should give, and how far the promises let it be off, in extended precision.
+"""What is true of a batch, and how far the promises let a call be off, in extended precision.
 
 Written from the definitions; of `tripletops` it takes nothing but the hash that random picks go by. A long
 double has at least 64 bits of mantissa and 15 of exponent: the squares and the inverses of all rows of all
@@ -6,9 +6,12 @@ types fit, so nothing has to be scaled.
 
 A loss is a sum of terms, which are functions of an anchor's distances. The terms give the loss, and for each
 pair of an anchor and a candidate the derivative by their distance. What the pairs do to the rows is the same
-for every objective. The promises, which `helpers` lists, bound the error of a distance; a term and its slope
-are allowed as far as they can move within these bounds. Where a hinge or a pick can go either way, the
-difference which that makes is allowed as well.
+for every objective. The promises bound the error of a distance; a term and its slope are allowed as far as
+they can move within these bounds. Where a hinge or a pick can go either way, the difference which that makes
+is allowed as well.
+
+Here is what rules, losses and objectives have in common; `rules`, `losses` and `objectives` have a function
+for each word.
 """
 
 from __future__ import annotations
@@ -16,14 +19,20 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from helpers import PICK, RELATIVE, Batch, ManyTuples, beta_by_anchor, beta_of, cotangent_of
 from torch import Tensor
 
+from tests.support.batches import Batch
+from tests.support.calls import cotangent_of
 from tripletops import reference
+
+# Section 6 of the specification, for float32: the relative error of a distance, and the squared distance of a
+# pick by (4+√D)·R².
+RELATIVE = 1e-5
+PICK = 2.0**-21
 
 Real = np.longdouble
 Array = np.ndarray
@@ -49,11 +58,13 @@ class Lengths(NamedTuple):
 class Truth:
     """The distances of a batch, who is whose positive and negative, and how far distances may be off."""
 
-    def __init__(self, batch: Batch, distance: str) -> None:
+    def __init__(self, batch: Batch, distance: str, sizes_differ: bool = False) -> None:
         plain = batch.plain()
         self.batch, self.distance = batch, distance
         self.type = np.finfo(np.float64 if batch.compute_type() == torch.float64 else np.float32)
         self.finer = 2.0**-29 if self.type.bits == 64 else 1.0
+        # docs/numerics.md, "Limits": then picks keep the bound of the whole batch alone.
+        self.sizes_differ = sizes_differ
 
         def side(emb: Tensor, labels: Tensor) -> tuple[Array, Array, Array]:
             names, ignored = labels.numpy(), plain.ignore_label
@@ -77,6 +88,22 @@ class Truth:
     @cached_property
     def width(self) -> int:
         return self.x.shape[1]
+
+    @cached_property
+    def both_kinds(self) -> bool:
+        """Whether there is a positive pair and a negative pair; objectives of pairs have no loss without."""
+        return bool(self.positives.any() and self.negatives.any())
+
+    @cached_property
+    def equal_candidates(self) -> Array:
+        """(M, M): duplicates, whose distances are equal bit for bit."""
+        return (self.y[:, None] == self.y).all(-1)
+
+    @cached_property
+    def equidistant(self) -> Array:
+        """(N,): anchors that are a row of zeros, which has S = 0 with everything."""
+        zero = ~(self.x != 0).any(1)
+        return zero if self.distance == "cosine" else np.zeros_like(zero)
 
     @cached_property
     def units(self) -> tuple[Array, Array]:
@@ -195,7 +222,7 @@ class Truth:
         No largest error is more than twice that of the plain formulation, whose products are those of the
         rows that take part. So a row far away from all others is no excuse where nobody should pick it.
         """
-        if self.distance == "cosine" or not picks.any():
+        if self.distance == "cosine" or self.sizes_differ or not picks.any():
             return self.pick_bound
         taking_part = [*np.square(self.x[picks.any(1)]).sum(1), *np.square(self.y[picks.any(0)]).sum(1)]
         return np.minimum(self.pick_bound, 2 * self.promised * max(taking_part))
@@ -281,228 +308,6 @@ class Terms:
 
 
 @dataclass
-class Triplets:
-    """z of some triplets and its two derivatives, signs aside, and how far they may be off."""
-
-    z: Array
-    off: Array
-    size: Array
-    by_ap: Array
-    by_an: Array
-    by_ap_off: Array
-    by_an_off: Array
-
-
-def triplets_of(truth: Truth, a: Array, p: Array, n: Array, loss: str, margin: float, tau: float) -> Triplets:
-    d_ap, d_an, e_ap, e_an = truth.d[a, p], truth.d[a, n], truth.error[a, p], truth.error[a, n]
-    size = truth.size[a, p] + truth.size[a, n]
-    one, none = np.ones_like(d_ap), np.zeros_like(d_ap)
-    if loss == "second_order":  # ½S_an² − S_ap + ½S_ap² = ½(1−d_an)² + ½d_ap² − ½
-        s_an = 1 - d_an
-        z = (s_an * s_an + d_ap * d_ap - 1) / (2 * tau)
-        off = (np.abs(s_an) * e_an + d_ap * e_ap + (e_an * e_an + e_ap * e_ap) / 2) / tau
-        # S is rounded: 1 − S_an loses digits that are small beside 1.
-        e_an = e_an + truth.type.eps
-        return Triplets(z, off, size / tau, d_ap / tau, -s_an / tau, e_ap / tau, e_an / tau)
-    rate = {"margin": 1.0, "soft_margin": 1.0, "first_order": 1 / tau}[loss]
-    margin = margin if loss == "margin" else 0.0
-    z, size = (d_ap - d_an) * rate + margin, size * rate + margin
-    off = (e_ap + e_an) * rate + truth.margin_error(margin)
-    return Triplets(z, off, size, one * rate, -one * rate, none, none)
-
-
-def triplet_terms(
-    truth: Truth, a: Array, p: Array, n: Array, loss: str, margin: float = 0.0, tau: float = 1.0
-) -> Terms:
-    """One term for each of the triplets (a, p, n)."""
-    terms, all_of = Terms(truth), triplets_of(truth, a, p, n, loss, margin, tau)
-    z, off = all_of.z, all_of.off
-    if loss == "margin":
-        value, low, high = (np.maximum(each, 0) for each in (z, z - off, z + off))
-        slope, least, most = ((each > 0).astype(Real) for each in (z, z - off, z + off))
-    else:
-        value, low, high = (softplus(each) for each in (z, z - off, z + off))
-        slope, least, most = (sigmoid(each) for each in (z, z - off, z + off))
-    np.add.at(terms.value, a, value)
-    np.add.at(terms.off, a, np.maximum(high - value, value - low))
-    np.add.at(terms.size, a, np.where(most > 0, all_of.size, 0) + value)
-    flips = most != least
-    if loss != "margin":  # a small one may round to 0, or be lost below the smallest normal number
-        np.add.at(terms.off, a, np.where(high > truth.quantum / 4, truth.type.tiny, 0))
-        flips = (low < truth.type.tiny) & (high > truth.quantum / 4)
-    terms.count, terms.nonzero, terms.flips = len(a), int((value > truth.quantum / 2).sum()), int(flips.sum())
-    for other, rate, rate_off in ((p, all_of.by_ap, all_of.by_ap_off), (n, all_of.by_an, all_of.by_an_off)):
-        np.add.at(terms.slope, (a, other), slope * rate)
-        wobble = (most - least) * np.abs(rate) + most * rate_off
-        np.add.at(terms.wobble, (a, other), wobble)
-        if loss == "margin":
-            np.add.at(terms.flip, (a, other), wobble)
-        else:
-            np.add.at(terms.bend, (a, other), most * np.abs(rate) * all_of.size)
-    return terms
-
-
-def semi_hard_terms(truth: Truth, margin: float) -> Terms:
-    """For each (a, p) one term: with the nearest negative strictly farther than p, else with the farthest."""
-    terms = Terms(truth)
-    a, p = np.nonzero(truth.positives & truth.negatives.any(1, keepdims=True))
-    if not len(a):
-        return terms
-    eligible, pairs = truth.negatives[a], np.arange(len(a))
-    square, threshold = np.where(eligible, truth.square[a], -1), truth.square[a, p][:, None]
-    beyond = eligible & (square > threshold)
-    nearest = np.where(beyond, square, np.inf).argmin(1)
-    n = np.where(beyond.any(1), nearest, square.argmax(1))
-
-    right = np.zeros_like(truth.positives)
-    right[a, p] = right[a, n] = True
-    bound = truth.bound_of(right)
-    d, error = truth.d[a], truth.error[a]
-    d_ap, e_ap = truth.d[a, p][:, None], truth.error[a, p][:, None]
-    # Keys are off by the bound, and what is strictly farther is decided by distances as they are reported.
-    bound = bound + truth.key_error[a] + truth.key_error[a, p][:, None]
-    surely = eligible & (square > threshold + bound) & (d - error > d_ap + e_ap)
-    possible = eligible & ((square > threshold - bound) | (d + error > d_ap - e_ap))
-    limit = np.where(surely, square + bound, np.inf).min(1, keepdims=True) + bound
-    reported_limit = np.where(surely, d + error, np.inf).min(1, keepdims=True)
-    possible &= (square <= limit) | (d - error <= reported_limit)
-    possible |= eligible & ~surely.any(1, keepdims=True) & (square >= square.max(1, keepdims=True) - bound)
-
-    z = d_ap - d + margin
-    off = np.where(possible, e_ap + error + truth.margin_error(margin), 0)
-    least, most = np.where(possible, z, np.inf).min(1), np.where(possible, z, -np.inf).max(1)
-    far = off.max(1)
-    value = np.maximum(z[pairs, n], 0)
-    active, counts = value > 0, most > -far
-    may_flip = counts & (least <= far) & (far > 0)
-    several = possible.sum(1, keepdims=True) > 1
-    doubtful = possible & (z > -off) & (several | (z <= off)) & (off > 0)
-    terms.count, terms.nonzero, terms.flips = len(a), int(active.sum()), int(may_flip.sum())
-    np.add.at(terms.value, a, value)
-    np.add.at(terms.jump, a, np.maximum(most, 0) - np.maximum(least, 0))
-    np.add.at(terms.off, a, np.where(counts, far, 0))
-    terms.off += terms.jump
-    size = truth.size[a, p] + truth.size[a, n] + margin
-    np.add.at(terms.size, a, np.where(counts, size, 0) + value)
-    np.add.at(terms.slope, (a, p), active)
-    np.add.at(terms.slope, (a, n), -active.astype(Real))
-    np.add.at(terms.wobble, (a, p), may_flip)
-    np.add.at(terms.wobble, a, doubtful)
-    terms.flip = terms.wobble
-    return terms
-
-
-def log_sum_with_one(exponent: Array, mask: Array) -> Array:
-    """ln(1 + the sum of e^exponent over the mask), by row."""
-    all_of = np.concatenate([np.where(mask, exponent, -np.inf), np.zeros((len(exponent), 1), Real)], 1)
-    return np.logaddexp.reduce(all_of, axis=1)
-
-
-def multi_similarity_terms(truth: Truth, options: dict[str, Any]) -> Terms:
-    terms, d, error = Terms(truth), truth.d, truth.error
-    valid = truth.positives.any(1) & truth.negatives.any(1)
-    if not valid.any():
-        return terms
-    epsilon, offset, anchors = options["epsilon"], 1 - options["base"], np.arange(len(d))
-    positives, negatives = truth.positives & valid[:, None], truth.negatives & valid[:, None]
-    farthest = np.where(positives, d, -np.inf).argmax(1)
-    nearest = np.where(negatives, d, np.inf).argmin(1)
-    least_value, most_value = np.zeros(len(d), Real), np.zeros(len(d), Real)
-    for sign, mask, rate, other in (
-        (-1, positives, options["alpha"], nearest),
-        (1, negatives, options["beta"], farthest),
-    ):
-        kept = surely = possibly = mask  # what mining leaves
-        if epsilon is not None:
-            gap = sign * (d[anchors, other][:, None] - d) + epsilon
-            off = error[anchors, other][:, None] + error + truth.type.eps * (np.abs(gap) + epsilon + d)
-            kept, surely, possibly = mask & (gap > 0), mask & (gap > off), mask & (gap > -off)
-        easy = sign < 0 and options["positive"] == "easy"
-        if easy:
-            first = np.where(mask, d, np.inf).argmin(1)
-            kept = mask & (first[:, None] == np.arange(d.shape[1]))
-            possibly = mask & (d - error <= (d + error)[anchors, first][:, None])
-            surely = kept & (possibly.sum(1, keepdims=True) == 1)
-        exponent = sign * rate * (offset - d)
-        value, least, most = (log_sum_with_one(exponent, some) for some in (kept, surely, possibly))
-        if easy:
-            least = most = value
-        steady = (surely == possibly).all(1, keepdims=True)
-        far = np.where(possibly, error, 0).max(1)
-        terms.value += value / rate
-        least_value += least / rate
-        most_value += most / rate
-        terms.jump += (most - least) / rate
-        terms.off += (most - least) / rate + far
-        terms.size += (np.where(possibly, truth.size, 0).max(1) + abs(offset)) * valid + value / rate
-        slope = np.where(kept, np.exp(exponent - value[:, None]), 0)
-        spread = 2 * rate * far[:, None]
-        highest = np.where(possibly, np.minimum(np.exp(exponent - least[:, None] + spread), 1), 0)
-        lowest = np.where(surely, np.exp(exponent - most[:, None] - spread), 0)
-        wobble = np.maximum(highest - slope, slope - lowest)
-        terms.slope -= sign * slope
-        terms.wobble += wobble
-        terms.flip += np.where(steady, 0, wobble)
-        terms.bend += highest * rate * (d + abs(offset))
-    terms.count, terms.nonzero = int(valid.sum()), int((terms.value > 0).sum())
-    terms.flips = int(((least_value < truth.type.tiny) & (most_value > 0)).sum())
-    return terms
-
-
-def pair_terms(truth: Truth, pairs: Array, sign: int, end: Array) -> Terms:
-    """[sign·(d − end)]₊ of the pairs."""
-    terms = Terms(truth)
-    z, size = sign * (truth.d - end), truth.size + np.abs(end)
-    off = truth.error + truth.margin_error(end)
-    kept, flips = pairs & (z > -off), pairs & (np.abs(z) <= off) & (off > 0)
-    terms.value = np.where(pairs, np.maximum(z, 0), 0).sum(1)
-    terms.off, terms.size = np.where(kept, off, 0).sum(1), np.where(kept, size, 0).sum(1)
-    terms.slope, terms.wobble = sign * (pairs & (z > 0)).astype(Real), flips.astype(Real)
-    terms.flip = terms.wobble
-    terms.nonzero, terms.flips = int((pairs & (z > 0)).sum()), int(flips.sum())
-    terms.only_nonzero = True
-    return terms
-
-
-def terms_of(truth: Truth, call: ManyTuples, picks: tuple[Array, Array] | None) -> list[Terms]:
-    """The terms of an objective, by mean. `picks`: each anchor's positive and negative, −1 for none."""
-    options, function = call.options, call.function
-    if function == "multi_similarity_loss":
-        return [multi_similarity_terms(truth, options)]
-    if function == "semi_hard_loss":
-        return [semi_hard_terms(truth, options["margin"])]
-    if function == "batch_all_loss":
-        a, p, n = np.nonzero(truth.positives[:, :, None] & truth.negatives[:, None, :])
-        terms = triplet_terms(truth, a, p, n, options["loss"], options["margin"])
-        if options["loss"] == "soft_margin":  # never 0, so all of them are active
-            terms.nonzero, terms.flips = terms.count, 0
-        return [terms]
-    if function not in ("contrastive_loss", "beta_margin_loss"):
-        assert picks is not None
-        a = np.nonzero((picks[0] >= 0) & (picks[1] >= 0))[0]
-        p, n = picks[0][a], picks[1][a]
-        return [triplet_terms(truth, a, p, n, options["loss"], options["margin"], options["temperature"])]
-
-    positives, negatives = truth.positives, truth.negatives
-    both = positives.any() and negatives.any()
-    candidate = np.arange(len(truth.y))
-    if picks is not None and options["positive"] != "all":
-        positives = picks[0][:, None] == candidate
-    if picks is not None and options["negative"] != "all":
-        negatives = picks[1][:, None] == candidate
-    if function == "contrastive_loss":
-        start, end = Real(options["pos_margin"]), Real(options["neg_margin"])
-        return [pair_terms(truth, positives & both, 1, start), pair_terms(truth, negatives & both, -1, end)]
-    beta = real(beta_by_anchor(truth.batch.plain(), beta_of(call, truth.batch.compute_type())))[:, None]
-    alpha = options["alpha"]
-    pull = pair_terms(truth, positives & both, 1, beta - alpha)
-    push = pair_terms(truth, negatives & both, -1, beta + alpha)
-    pull.nonzero = push.nonzero = pull.nonzero + push.nonzero
-    pull.flips = push.flips = pull.flips + push.flips
-    return [pull, push]
-
-
-@dataclass
 class Allowed:
     """A value, and how far it may be off."""
 
@@ -520,7 +325,7 @@ class Outcome:
         shape = (len(truth.x),) if reduction == "none" else ()
         weights = real(cotangent_of(torch.zeros(shape, dtype=truth.batch.compute_type())))
         weights = np.broadcast_to(weights, len(truth.x))
-        loss, beta, *sides = (
+        loss, learned, *sides = (
             Allowed(*(np.zeros(len(rows), Real) for _ in range(5)))
             for rows in (truth.x, truth.x, truth.x, truth.y)
         )
@@ -545,10 +350,10 @@ class Outcome:
             slope = size * np.abs(terms.slope)
             wobble = size * terms.wobble * (1 + doubt) + slope * doubt
             jump = size * terms.flip * (1 + doubt) + slope * doubt
-            beta.off += (slope * truth.relative + wobble).sum(1)
-            beta.slack += jump.sum(1)
-            beta.whole += slope.sum(1)
-            beta.size += slope.sum(1)
+            learned.off += (slope * truth.relative + wobble).sum(1)
+            learned.slack += jump.sum(1)
+            learned.whole += slope.sum(1)
+            learned.size += slope.sum(1)
             # The slopes of "euclidean" are divided by the distance as it is stored, which has fewer digits
             # below the smallest normal number. So have slopes, and what is multiplied with them.
             steps = np.zeros_like(truth.d)
@@ -565,10 +370,10 @@ class Outcome:
                 side.size += (bent * parts).sum(1 - axis)
         for side, right in zip(sides, truth.gradients(weighed), strict=True):
             side.right = right
-        beta.right = -weighed.sum(1)  # a boundary moves against its distances
+        learned.right = -weighed.sum(1)  # a boundary moves against its distances
         if truth.batch.ref_emb is None:
             both = zip(*(vars(side).values() for side in sides), strict=True)
             sides = [Allowed(*(as_anchor + as_candidate for as_anchor, as_candidate in both))]
         if reduction != "none":
             loss = Allowed(*(part.sum() for part in vars(loss).values()))
-        self.loss, self.rows, self.beta = loss, sides, beta
+        self.loss, self.rows, self.learned = loss, sides, learned

@@ -85,8 +85,8 @@ def kind_of(case: Any) -> dict[str, str]:
 
 def make_calls(seed: int, begin: int, end: int, backend: str) -> None:
     """Says which call comes next, then what was wrong with it, a line of JSON for each."""
-    from fuzz.cases import case_of
-    from fuzz.checks import broken_promises
+    from tests.fuzz.cases import case_of
+    from tests.fuzz.checks import broken_promises
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C is for the parent to tell about
     prepare()
@@ -99,8 +99,8 @@ def make_calls(seed: int, begin: int, end: int, backend: str) -> None:
 
 
 def show_case(seed: int, number: int, backend: str) -> int:
-    from fuzz.cases import case_of
-    from fuzz.checks import broken_promises
+    from tests.fuzz.cases import case_of
+    from tests.fuzz.checks import broken_promises
 
     prepare()
     case = case_of(seed, number, small=backend == "triton")
@@ -119,7 +119,7 @@ def show_case(seed: int, number: int, backend: str) -> int:
 def usable_isas() -> list[str]:
     from tripletops.backends import cpu
 
-    return cpu.isa_variants() or sys.exit(cpu.why_not())
+    return cpu.instruction_sets() or sys.exit(cpu.why_not())
 
 
 def group_of(failure: dict[str, Any]) -> tuple[str, str, str]:
@@ -141,7 +141,7 @@ def worker_command(state: State, end: int, isa: str) -> list[str]:
 
 def run_chunk(state: State, path: Path) -> None:
     """Up to the end of the chunk, or to a call that ended its process."""
-    from fuzz.cases import case_of
+    from tests.fuzz.cases import case_of
 
     isa, end, number = state.isa_of(state.next), state.end_of_chunk(), None
     begun = saved = time.monotonic()

@@ -11,8 +11,8 @@ from torch import Tensor
 def views(pixels: Tensor, generator: torch.Generator, pad: int) -> Tensor:
     """(B, C, H, W): of each image one view, flipped or not and shifted by up to `pad` pixels either way.
 
-    That is a random crop of the image padded by `pad` with its edge pixels repeated: no byte is zero after
-    normalising.
+    That is a random crop of the image padded by `pad`. The padding repeats the edge pixels, since
+    no byte is exactly 0 after normalising.
     """
     batch, channels, height, width = pixels.shape
 

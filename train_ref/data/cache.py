@@ -1,9 +1,9 @@
-"""What is computed once and kept as .npy files, which later runs map into memory: decoded images, and what
-frozen blocks made of them.
+"""Decoded images and the outputs of frozen blocks are computed once and kept as .npy files, which later runs
+map into memory.
 
-A cached file's name has a digest of what it was made from, so that a changed source is decoded anew. It is
-written beside its place, in space that was reserved, and moved there when it is whole: a run that was killed
-leaves no half of one, and a full disk is an error before the work starts.
+A cached file's name has a digest of what it was made from, so that a changed source is decoded anew. A file
+is written under another name, in space that was reserved, and renamed when it is whole: a run that is killed
+leaves no half-written file, and a full disk is an error before the work starts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Decoder = Callable[[io.BytesIO, int], Pixels]
 Array = np.memmap[Any, np.dtype[Any]]
 Filler = Callable[[Array], None]
 
-_VERSION = 1  # of all decoders: what was cached before a change of it is not used again
+_VERSION = 1  # of the decoders; raise it when one changes, and older cached files are not used again
 _BLOCK = 64
 
 

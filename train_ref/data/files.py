@@ -67,7 +67,7 @@ def check_sha256(path: Path, expected: str, get_it: str = "anew.") -> None:
 
 
 def check_count(name: str, what: str, found: int, expected: int, place: Path) -> None:
-    """Lists and folders whose bytes are not known are held against the published numbers."""
+    """Raise unless the count is the published one; for lists and folders that have no published digest."""
     if found != expected:
         raise DataError(
             f"{name}: {place} has {found:,} {what}, the published data set {expected:,}. "

@@ -17,7 +17,7 @@ from train_ref.data.cache import ImageFiles, Pixels, decoded
 from train_ref.data.files import DataError, Layout, find, sha256
 from train_ref.data.splits import Dataset, Split, numbered
 
-# Of re-packed zips, and of the images whatever their packing: the original zips are as good.
+# ZIP_SHA256 is of re-packed zips. FINGERPRINT is of the images in them, so that the original zips pass too.
 ZIP_SHA256 = {
     "images_background": "f47aa636a309498208342e2692f69b73a4c0aefc325f09d8753308be15a90060",
     "images_evaluation": "c9f43fa3e5c97382f0919378fb9767cbe28b6af433631af7b6833eda96c6b225",

@@ -91,10 +91,12 @@ def _diameters(outcome: Outcome, row: Row) -> float | None:
 
 
 def _trend(outcome: Outcome, claim: str, ends: tuple[str, str], rows: list[tuple[float, Row]]) -> Verdict:
-    """`rows` are given with what is claimed to make them collapse: the share of the diameter that is left
-    must be lower in the upper third of it than in the lower one, which must not have collapsed itself. It is
-    so in part too where all that collapse, and no others, are at the upper end. `ends` says what the lower
-    and the upper third have."""
+    """Whether rows with a larger size collapse; `rows` are pairs of a size and a row.
+
+    The upper third by size must keep a smaller share of the diameter than the lower third, which must not
+    have collapsed itself. The claim also counts as partly reproduced where the rows that collapsed are
+    exactly those at the upper end. `ends` describes the lower and the upper third in words.
+    """
     found = [(x, share, row.name) for x, row in rows if (share := _diameters(outcome, row)) is not None]
     if len(found) < 3:
         return Verdict(claim, NOT_RUN, "too little of it has finished")

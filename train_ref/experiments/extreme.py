@@ -65,7 +65,7 @@ MINING = {
 
 
 def _rows(name: str, data: str, changes: dict[str, Any], **more: Any) -> list[Row]:
-    """The row at both scales, whose images differ in size; at desk scale only where there is the data."""
+    """The row at the paper's scale, and at desk scale where that has the data set."""
     changes = {**DATA[data], **changes}
     paper = Row(name, changes, group=data, scales=(PAPER,), **more)
     if data not in DESK_DATA:
@@ -110,7 +110,8 @@ def judge_group_size(outcome: Outcome) -> list[Verdict]:
 
 
 def _recovers(outcome: Outcome, data: str, collapsing: tuple[int, ...], well: int) -> list[Verdict]:
-    """The first order fails for small groups: its recall there is less than half of that at `well`."""
+    """Whether the first order fails for the small groups `collapsing`: whether its recall there is less than
+    half of that for groups of `well`."""
     values = {n: outcome.value(f"{data}: EPHN-1st n={n}", _recall(data)) for n in (*collapsing, well)}
     if any(value is None for value in values.values()):
         return []

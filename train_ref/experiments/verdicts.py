@@ -1,4 +1,4 @@
-"""From numbers to one plain sentence: how a claim of a paper that one row is above another has fared."""
+"""Verdicts on a paper's claims that one row is above another."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ REPRODUCED, PARTLY, NOT, NOT_RUN = "reproduced", "partly reproduced", "not repro
 
 
 def compared(outcome: Outcome, claim: str, pairs: Sequence[tuple[str, str]], measure: str) -> Verdict:
-    """Of each pair of rows the second is claimed to be higher: by more than the larger std of the two it is
-    so, by less it is so in the mean only."""
+    """The second row of each pair is claimed to be higher. A pair counts as clear if the means differ by more
+    than the larger of the two standard deviations."""
     clear, above, said = 0, 0, []
     pairs = [pair for pair in pairs if all(outcome.value(row, measure) for row in pair)]
     for lower, higher in pairs:

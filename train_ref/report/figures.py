@@ -185,7 +185,7 @@ def plane(drawing: Drawing) -> list[Path]:
 def _plane_panel(axes: Axes, points: Array, labels: Array, kinds: list[int]) -> None:
     chosen = _some(len(points), POINTS)
     points, colours = points[chosen].astype(float), _colours(10)
-    # All in the order of the data set: class by class the last would hide the others.
+    # Points are drawn in the order of the data set. Class by class, the last class would hide the others.
     axes.scatter(
         points[:, 0], points[:, 1], s=3, linewidths=0, color=[colours[kind % 10] for kind in labels[chosen]]
     )
@@ -196,7 +196,7 @@ def _plane_panel(axes: Axes, points: Array, labels: Array, kinds: list[int]) -> 
 
 
 def recall_by_epoch(drawing: Drawing) -> list[Path]:
-    """001, Fig 3a: a line a row, the mean over the seeds, and their range as a band."""
+    """001, Fig 3a: a line for each row, the mean over the seeds, and their range as a band."""
     outcome = drawing.outcome
     curves: dict[str, list[tuple[Row, dict[int, list[float]]]]] = {}
     measure = next(
@@ -263,7 +263,7 @@ class Line(NamedTuple):
 
 
 def trimmed(drawing: Drawing) -> list[Path]:
-    """001, Fig 6: recall against the trimmed share of the loss; a panel a data set, a line a loss."""
+    """001, Fig 6: recall against the trimmed share; one panel per data set, one line per loss."""
 
     def line(row: Row) -> Line:
         loss = row.name.partition(",")[0]
@@ -273,7 +273,7 @@ def trimmed(drawing: Drawing) -> list[Path]:
 
 
 def group_size(drawing: Drawing) -> list[Path]:
-    """002, Fig 4: recall against n; a panel a data set, a line a mining and order."""
+    """002, Fig 4: recall against n; one panel per data set, one line per mining rule and order."""
 
     def line(row: Row) -> Line:
         settings = drawing.settings(row)
@@ -513,11 +513,8 @@ def tsne(drawing: Drawing) -> list[Path]:
 
 
 STRIP_QUERIES, STRIP_NEIGHBOURS = 6, 5
-STRIP_SIDE, STRIP_FRAME, STRIP_GAP = (
-    64,
-    4,
-    24,
-)  # pixels: of an image at least, around it, between the two rows
+# In pixels: the least side of an image, the frame around it, the gap between the two rows' results.
+STRIP_SIDE, STRIP_FRAME, STRIP_GAP = 64, 4, 24
 
 
 def strips(drawing: Drawing) -> list[Path]:

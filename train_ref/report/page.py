@@ -92,7 +92,8 @@ def verdicts(outcome: Outcome) -> Points:
 
 
 def account(outcome: Outcome) -> list[Block]:
-    """Why the claims fared so, where that was looked into: of desk scale as it is defined."""
+    """Why the verdicts came out as they did. The text is about desk scale as defined, so other runs have
+    none."""
     text, config = experiment_of(outcome).account, outcome.config
     as_defined = config["scale"] == DESK and not config["quick"] and not config["changes"]
     return [Paragraph(text, "Why:")] if text and as_defined else []

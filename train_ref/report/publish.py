@@ -80,7 +80,7 @@ def _publish_run(name: str, folder: RunFolder, target: Path, roots: Sequence[Pat
 
 
 def _shareable(drawing: Drawing) -> bool:
-    """Whether images of all of the run's data sets may be published; not, where that can't be told."""
+    """Whether images of all of the run's data sets may be published; False where that is unknown."""
     try:
         return all(drawing.dataset(row).shareable for row in drawing.outcome.rows)
     except NoFigureError:
@@ -137,9 +137,8 @@ def _section(run: Published) -> list[Block]:
     outcome, experiment = run.outcome, experiment_of(run.outcome)
     made = tables.measure_tables(outcome)
     chosen = []
-    for group in tables.groups(
-        outcome
-    ):  # what the paper has numbers of, or else the first split by the first labels
+    # The tables that the paper has numbers for, or else the first table of the group.
+    for group in tables.groups(outcome):
         own = [each for each in made if each.group == group]
         chosen += [each for each in own if each.published] or own[:1]
     found: list[Block] = [

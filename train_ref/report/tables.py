@@ -21,7 +21,7 @@ NAMED = 6  # rows that are named one by one before "and so many more"
 
 
 def outcome_of(folder: RunFolder) -> Outcome:
-    """What the finished trainings of a run have measured; one under way has a beginning without an end."""
+    """What a run's finished trainings have measured. The training under way is left out."""
     outcome = Outcome(folder, cells_of(folder.config()))
     finished = {record["cell"] for record in outcome.records if "final" in record}
     outcome.records = [record for record in outcome.records if record["cell"] in finished]
@@ -60,7 +60,7 @@ def place_in_words(place: str) -> str:
 
 
 def numbers(outcome: Outcome, row: Row) -> dict[str, Value]:
-    """All measures of a row: what was only measured before training first."""
+    """All measures of a row. Those that exist only before training come first."""
     after = outcome.measures(row.key)
     firsts = [each for each in outcome.records if each["row"] == row.key and each.get("epoch") == 0]
     names = dict.fromkeys(name for first in firsts for name in first["measures"] if name not in after)

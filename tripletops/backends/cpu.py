@@ -10,9 +10,13 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+
+from tripletops._words import fingerprint
 
 _BUILD = "build it with `pip install --no-build-isolation -e .` in the source tree"
 
@@ -29,9 +33,23 @@ def isa() -> str | None:
     return None if _library is None or _reason is not None else str(_library.tripletops_isa().decode())
 
 
-def isa_variants() -> list[str]:
+def instruction_sets() -> list[str]:
     """The instruction sets of the kernels that this processor can run, the best one last."""
-    return [] if _library is None else _library.tripletops_isa_variants().decode().split()
+    return [] if _library is None else _library.tripletops_instruction_sets().decode().split()
+
+
+@contextmanager
+def using_isa(name: str) -> Iterator[None]:
+    """Let the kernels use that instruction set for a while, in all threads. For tests and measurements."""
+    before = isa()
+    if _library is None or before is None:
+        raise RuntimeError(f"the cpu kernels cannot be used: {_reason}")
+    if not _library.tripletops_select_isa(name.encode()):
+        raise ValueError(f"{name!r} is not one of the instruction sets {', '.join(instruction_sets())}")
+    try:
+        yield
+    finally:
+        _library.tripletops_select_isa(before.encode())
 
 
 def _load() -> str | None:
@@ -45,14 +63,21 @@ def _load() -> str | None:
     try:
         torch.ops.load_library(file)
         library = ctypes.CDLL(str(file))  # the same one, for what torch does not ask of it
-        for function in (library.tripletops_isa, library.tripletops_isa_variants):
+        for function in (
+            library.tripletops_isa,
+            library.tripletops_instruction_sets,
+            library.tripletops_fingerprint,
+        ):
             function.restype = ctypes.c_char_p
+        library.tripletops_select_isa.restype = ctypes.c_bool
     except (OSError, AttributeError) as error:  # AttributeError: it was built from other sources
         said = error.__cause__ or error  # torch's own error names the file alone
         return f"the compiled library cannot be loaded: {said}; {_BUILD}"
+    if library.tripletops_fingerprint().decode() != fingerprint():
+        return f"the compiled library was built from other sources; {_BUILD}"
     _library = library
     if library.tripletops_isa() is None:
-        asked, usable = os.environ.get("TRIPLETOPS_ISA"), ", ".join(isa_variants())
+        asked, usable = os.environ.get("TRIPLETOPS_ISA"), ", ".join(instruction_sets())
         return f"TRIPLETOPS_ISA={asked!r} is not usable on this processor, which can run {usable}"
     return None
 

@@ -1,12 +1,27 @@
 """The ops on Triton's kernels: for GPU tensors, or for CPU tensors under Triton's interpreter.
 
-The arguments are those of the schemas in `ops.py`. No result has a shape that depends on values, and nothing
+The arguments are the records of `_call`, flat. No result has a shape that depends on values, and nothing
 waits for the device, but for objectives over all positives: they read the size of the largest class.
 """
 
 from __future__ import annotations
 
-from tripletops.backends.triton.triplets import mine, triplet_backward, triplet_forward
-from tripletops.backends.triton.tuples import tuples_backward, tuples_forward
+from typing import Any
 
-__all__ = ["mine", "triplet_backward", "triplet_forward", "tuples_backward", "tuples_forward"]
+from tripletops._call import Call, Differentiated, Evaluated, Gradients, Mined
+from tripletops.backends.triton import selection
+from tripletops.backends.triton.objectives import objective_of
+
+
+def mine(*arguments: Any) -> Mined:
+    mined, _ = selection.mine(Call(*arguments))
+    return mined
+
+
+def loss(*arguments: Any) -> Evaluated:
+    return objective_of(Call(*arguments)).evaluate()
+
+
+def gradient(*arguments: Any) -> Gradients:
+    given = Differentiated(*arguments)
+    return objective_of(given).differentiate(given)

@@ -1,17 +1,38 @@
 """Every kernel with every tile it is shipped with, as ahead-of-time compilation takes it.
 
-The variants are those that need the most registers: rules, costs and distances that do less are left out.
-Both half-precision types use the same tiles and instructions: float16 is compiled once for each product.
+What there is to compile is recorded: the host code runs on a small batch for every word of `_words`, and its
+launches are written down instead of run. So a new rule or objective is in the catalogue by itself. Both
+half-precision types use the same tiles and instructions: float16 is recorded for defaults alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
-from tripletops.backends.triton import kernels
-from tripletops.backends.triton.tiles import DEPTH, MEASURED, OWNERS, PAIRS, RANKS, SCORED, TILES, Tile
+from tripletops._call import Call, Differentiated, compute_type
+from tripletops._words import (
+    DISTANCE,
+    FUNCTION,
+    LOSS,
+    NEGATIVE,
+    OBJECTIVE,
+    OBJECTIVE_CODE,
+    POSITIVE,
+    TABLES,
+    Codes,
+    Function,
+    Number,
+    Numbers,
+)
+from tripletops.backends import triton as backend
+from tripletops.backends.triton.rows import HALVES
+from tripletops.backends.triton.tiles import GPUS, Launch, Recorder
+from tripletops.backends.triton.walk import NO_VALUES, Consumer
 
 
 class Compilation(NamedTuple):
@@ -20,9 +41,9 @@ class Compilation(NamedTuple):
     target: str
     dtype: str  # of the rows
     function: Any
-    signature: dict[str, str]
+    signature: dict[str, Any]
     constants: dict[str, Any]
-    divisible: tuple[str, ...]  # arguments that are multiples of 16
+    attributes: dict[tuple[int, ...], list[list[Any]]]  # by place of the argument: what it is a multiple of
     warps: int
     stages: int
     rows: int  # of a tile of distances; 0: the kernel has none
@@ -33,108 +54,172 @@ class Compilation(NamedTuple):
     few_blocks: str  # why fewer than two blocks on an SM will do; empty: they don't
 
 
-class Variant(NamedTuple):
-    kernel: str
-    what: str
-    constants: dict[str, Any]
-    types: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16, torch.float64)  # of the rows
-
-
-_ALL = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-_NORMALISED = (torch.float32, torch.float64)  # half-precision rows are normalised in float32
-_WALK = {"ZERO_ROWS": True}
-_BOTH = {"AS_ANCHOR": True, "AS_CANDIDATE": True}
-_COSINE = {"DISTANCE": 2, **_WALK}
-
-VARIANTS = [
-    Variant(
-        "select",
-        "hard + hard",
-        {"POSITIVE": kernels.FARTHEST.value, "NEGATIVE": kernels.NEAREST.value, "RANKS": 1, **_WALK},
-        _ALL,
-    ),
-    Variant(
-        "select",
-        "beyond floors",
-        {"POSITIVE": kernels.NOTHING.value, "NEGATIVE": kernels.BEYOND.value, "RANKS": RANKS, **_WALK},
-    ),
-    Variant("draw", "uniform", {"POSITIVES": False, "BY_DISTANCE": False, **_WALK}),
-    Variant("draw", "by distance", {"POSITIVES": False, "BY_DISTANCE": True, **_WALK}, _NORMALISED),
-    Variant("cost", "hinge", {"SOFTPLUS": False, "RANKS": RANKS, "DISTANCE": 0, **_WALK}),
-    Variant("cost", "soft margin", {"SOFTPLUS": True, "RANKS": RANKS, "DISTANCE": 0, **_WALK}),
-    Variant("similarity", "cosine", _WALK, _NORMALISED),
-    Variant("weigh", "hinge", {"COST": kernels.HINGE.value, "DISTANCE": 0, **_BOTH, **_WALK}, _ALL),
-    Variant("weigh", "soft margin", {"COST": kernels.SOFT.value, "DISTANCE": 0, **_BOTH, **_WALK}),
-    Variant("weigh", "exponential", {"COST": kernels.EXPONENTIAL.value, **_BOTH, **_COSINE}, _NORMALISED),
-    Variant("measure", "settling", {"SETTLE": True, "DISTANCE": 2, "ROWS": MEASURED, "DEPTH": DEPTH}),
-    Variant("pull", "cosine", {"DISTANCE": 2, "OWNERS": OWNERS, "PAIRS": PAIRS, "DEPTH": DEPTH, **_BOTH}),
-    Variant("score", "second order", {"LOSS": kernels.SECOND_ORDER.value, "ROWS": SCORED}, _NORMALISED),
-]
-
-_TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
-_PRODUCTS = {"select": 1, "draw": 1, "cost": 1, "similarity": 1, "weigh": 2}
-
-# The types of the arguments, by name; {rows}: of the rows, {kind}: of what is computed.
-_POINTERS = {
-    "{rows}": "x y x_plain y_plain",
-    "{kind}": "x_half x_nonzero y_half y_nonzero floors positive_key negative_key farthest_key weight_key "
-    "distances thresholds weights limits nearest log_sums pulled gradient d_ap d_an",
-    "fp64": "x_factor y_factor unscale density parameters losses slopes slope_ap slope_an sums rate",
-    "i32": "x_index y_index begin end self_position given positive_index negative_index farthest_index "
-    "weight_index uniform_key uniform_index picks owner other_index",
-    "i64": "seed incoming incoming_begin",
+_TYPES = {
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float64: "fp64",
+    torch.int32: "i32",
+    torch.int64: "i64",
 }
-_NUMBERS = (
-    "x_length y_length width tiles first_rank last_rank x_stride y_stride y_count pairs length lists owners "
-    "ranks"
-)
-_ALIGNED = ("x_length", "y_length")  # and `width` of prepared rows: padded to whole tiles
+_PRODUCTS = {"walk": 1, "weigh": 2}
+_DRAWN = next(name for name, word in POSITIVE.items() if word.draws)  # no search has found its picks
+_RECORDED = (torch.float32, torch.bfloat16, torch.float64)
+ANCHORS, WIDTH, CLASSES = 200, 37, 20  # of the batch: odd, so that nothing is a multiple of 16 by chance
 
 
-def _signature(names: list[str], constants: dict[str, Any], dtype: torch.dtype) -> dict[str, str]:
-    rows, kind = _TYPES[dtype], "fp64" if dtype == torch.float64 else "fp32"
-    types = {
-        name: "*" + of.format(rows=rows, kind=kind)
-        for of, group in _POINTERS.items()
-        for name in group.split()
+def _word_sets(
+    function: Function, dtype: torch.dtype, tried: set[tuple[str, str]]
+) -> Iterator[dict[str, str]]:
+    """The function's defaults, then every other word that changes a kernel and has not been tried.
+
+    A rule does the same for every objective, a loss for every function of its objective. Of float32 and
+    float64 rows, the cosine asks more of a rule: there may be zero rows.
+    """
+    words = {table.option: word for table, word in function.fixed}
+    words |= {choice.name: choice.default or choice.words[0] for choice in function.choices}
+    yield words
+    for choice in function.choices:
+        is_rule = choice.table in (POSITIVE, NEGATIVE)
+        if not is_rule and choice.table is not LOSS:
+            continue
+        where = choice.name if is_rule else function.objective
+        new = [word for word in choice.words if (where, word) not in tried and word != words[choice.name]]
+        tried |= {(where, word) for word in choice.words}
+        for word in new:
+            given = words | {choice.name: word}
+            if is_rule and dtype not in HALVES:
+                given["distance"] = "cosine"
+            yield given
+            if choice.table[word].needs_positive:
+                yield given | {POSITIVE.option: _DRAWN}
+
+
+def _codes(function: Function, words: dict[str, str]) -> Codes:
+    if OBJECTIVE[function.objective].cosine or ("loss" in words and LOSS[words["loss"]].cosine):
+        words = words | {"distance": "cosine"}
+    codes = {table.option: table.code[words[table.option]] for table in TABLES if table.option in words}
+    return Codes(OBJECTIVE_CODE[function.objective], **codes)
+
+
+def _run(function: Function, words: dict[str, str], dtype: torch.dtype) -> None:
+    """Forward and backward of a call whose kernels compute nothing."""
+    objective, codes = OBJECTIVE[function.objective], _codes(function, words)
+    numbers = {option.name: option for option in function.options() if isinstance(option, Number)}
+    defaults = {
+        name: number.none if number.default is None else number.default for name, number in numbers.items()
     }
-    types |= dict.fromkeys(_NUMBERS.split(), "i32")
-    return {name: "constexpr" if name in constants else types[name] for name in names}
+    emb = torch.zeros(ANCHORS, WIDTH, dtype=dtype)
+    kind = compute_type(emb)
+    call = Call(
+        emb=emb,
+        labels=torch.arange(ANCHORS) % CLASSES,
+        ref_emb=None,
+        ref_labels=None,
+        self_index=None,
+        ignore_label=None,
+        seed=torch.zeros((), dtype=torch.int64),
+        learned=None if objective.learned is None else torch.zeros(ANCHORS, dtype=kind),
+        codes=list(codes),
+        numbers=list(Numbers(**defaults)),
+    )
+    loss, totals, _, _ = backend.loss(*call)
+    given = call._asdict()
+    del given["seed"]
+    backend.gradient(
+        *Differentiated(
+            grad=torch.ones_like(loss),
+            **given,
+            totals=totals,
+            picks=torch.full((2, ANCHORS), -1),
+            saved=torch.zeros((len(objective.saved), ANCHORS), dtype=kind),
+            wants_emb=True,
+            wants_ref=False,
+        )
+    )
 
 
-def _compilation(target: str, variant: Variant, dtype: torch.dtype, tile: Tile | None) -> Compilation:
-    function = getattr(kernels, variant.kernel)
-    constants = variant.constants | (tile.constants() if tile else {})
-    signature = _signature(function.arg_names, constants, dtype)
-    padded = (*_ALIGNED, "width") if tile is not None else _ALIGNED
-    has_products = tile is not None and variant.what != "uniform"
+def _typed(value: Any, place: tuple[int, ...], attributes: dict[tuple[int, ...], list[list[Any]]]) -> Any:
+    """The type of an argument as a signature has it; multiples of 16 are noted, as they are at run time."""
+    if isinstance(value, tuple):
+        parts = [_typed(part, (*place, i), attributes) for i, part in enumerate(value)]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    if isinstance(value, Tensor):
+        attributes[place] = [["tt.divisibility", 16]]
+        return f"*{_TYPES[value.dtype]}"
+    if value % 16 == 0:
+        attributes[place] = [["tt.divisibility", 16]]
+    return "i32"
+
+
+def _described(constants: dict[str, Any]) -> str:
+    """What a variant does: the names of its device functions, and the distance."""
+    words = []
+    for name, value in constants.items():
+        if isinstance(value, Consumer) and "idle" not in value.take.__name__:
+            words.append(f"{name.lower()} {value.take.__name__.strip('_').removeprefix('take_')}")
+        elif hasattr(value, "__name__"):
+            words.append(value.__name__)
+        elif name == "DISTANCE" and value is not None:
+            words.append(DISTANCE.coded[value])
+        elif name == "RANKS" and value > 1:
+            words.append(f"{value} ranks")
+        elif name in ("SETTLE", "AS_ANCHOR", "AS_CANDIDATE", "ZERO_ROWS") and value:
+            words.append(name.lower())
+    return ", ".join(words).replace("_", " ")
+
+
+def _compilation(target: str, dtype: torch.dtype, launch: Launch) -> Compilation:
+    kernel, given, tile, _ = launch
+    constants = {param.name: given[param.name] for param in kernel.params if param.is_constexpr}
+    attributes: dict[tuple[int, ...], list[list[Any]]] = {}
+    signature = {
+        param.name: "constexpr" if param.is_constexpr else _typed(given[param.name], (param.num,), attributes)
+        for param in kernel.params
+    }
+    name = kernel.__name__.removesuffix("_kernel")
+    has_products = name in _PRODUCTS and constants.get("VALUES") != NO_VALUES.value
     return Compilation(
-        kernel=variant.kernel,
-        variant=variant.what,
+        kernel=name,
+        variant=_described(constants),
         target=target,
         dtype=_TYPES[dtype],
-        function=function,
+        function=kernel,
         signature=signature,
         constants=constants,
-        divisible=tuple(name for name, of in signature.items() if of.startswith("*") or name in padded),
+        attributes=attributes,
         warps=tile.warps if tile else 4,
         stages=tile.stages if tile else 1,
         rows=tile.rows if tile and has_products else 0,
         columns=tile.columns if tile and has_products else 0,
-        products=_PRODUCTS[variant.kernel] if has_products else 0,
+        products=_PRODUCTS[name] if has_products else 0,
         precision=tile.precision if tile and has_products else "",
         reason=tile.reason if tile else "",
         few_blocks=tile.few_blocks if tile else "",
     )
 
 
-def compilations() -> list[Compilation]:
+def _recorded(dtype: torch.dtype) -> Iterator[Compilation]:
+    tried: set[tuple[str, str]] = set()
+    for function in FUNCTION.values():
+        if function.name == "mine":  # the forward of others
+            continue
+        for words in _word_sets(function, dtype, tried):
+            with Recorder() as recorder:
+                _run(function, words, dtype)
+            for launch in recorder.launches:
+                for target in GPUS if launch.target is None else (launch.target,):
+                    yield _compilation(target, dtype, launch)
+            if dtype == torch.float16:
+                break
+
+
+@cache
+def compilations() -> tuple[Compilation, ...]:
     """One record for every kernel, variant, target, type of the rows and tile."""
-    return [
-        _compilation(target, variant, dtype, tile)
-        for target, table in TILES.items()
-        if target != "interpreter"
-        for variant in VARIANTS
-        for dtype in variant.types
-        for tile in (table[variant.kernel][dtype] if variant.kernel in table else (None,))
-    ]
+    found: dict[Any, Compilation] = {}
+    for dtype in (*_RECORDED, torch.float16):
+        for record in _recorded(dtype):
+            key = (record.target, record.kernel, str(record.signature), tuple(record.constants.items()))
+            found.setdefault(key, record)
+    return tuple(sorted(found.values(), key=lambda record: GPUS.index(record.target)))

@@ -1,21 +1,22 @@
 """What the kernels are made of: tiles of distances, what is kept of them, and the counter-based generator.
 
-A tile is ROWS × COLUMNS pairs of prepared rows (`rows.py`), addressed by position. Positions are int32,
+A tile is ROWS × COLUMNS pairs of prepared rows (`rows.Tiled`), addressed by position. Positions are int32,
 addresses int64. −1 is an index that nobody has.
 """
 
 import triton
 import triton.language as tl
 
+from tripletops import _words
+
 NOBODY: tl.constexpr = tl.constexpr(2**31 - 1)
 
-EUCLIDEAN: tl.constexpr = tl.constexpr(0)  # the codes of `ops.DISTANCE`
-SQEUCLIDEAN: tl.constexpr = tl.constexpr(1)
-COSINE: tl.constexpr = tl.constexpr(2)
+EUCLIDEAN: tl.constexpr = tl.constexpr(_words.DISTANCE.code["euclidean"])
+SQEUCLIDEAN: tl.constexpr = tl.constexpr(_words.DISTANCE.code["sqeuclidean"])
+COSINE: tl.constexpr = tl.constexpr(_words.DISTANCE.code["cosine"])
 
-NEAR: tl.constexpr = tl.constexpr(
-    16
-)  # below a 16th of the rows' own squares a product has lost too many digits
+# Below a 16th of the rows' own squares a product has lost too many digits.
+NEAR: tl.constexpr = tl.constexpr(16)
 
 
 @triton.jit
@@ -31,19 +32,18 @@ def multiply(a, b, sums, PRECISION: tl.constexpr):
 
 @triton.jit
 def half_squares(
-    x, x_half, x_nonzero, y, y_half, rows, columns, width, ZERO_ROWS: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+    x, y, rows, columns, width, ZERO_ROWS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr
+):
     """Half the squared distances of a tile, by |x|²/2 + |y|²/2 − x·y: what selection compares."""
     depth = tl.arange(0, DEPTH)
-    x_at = x + rows.to(tl.int64)[:, None] * width + depth[None, :]
-    y_at = y + columns.to(tl.int64)[None, :] * width + depth[:, None]
-    products = tl.zeros((ROWS, COLUMNS), x_half.dtype.element_ty)
+    x_at = x.rows + rows.to(tl.int64)[:, None] * width + depth[None, :]
+    y_at = y.rows + columns.to(tl.int64)[None, :] * width + depth[:, None]
+    products = tl.zeros((rows.shape[0], columns.shape[0]), x.half.dtype.element_ty)
     for start in range(0, width, DEPTH):
         products = multiply(tl.load(x_at + start), tl.load(y_at + start), products, PRECISION)
-    half = tl.load(x_half + rows)[:, None] + tl.load(y_half + columns)[None, :] - products
+    half = tl.load(x.half + rows)[:, None] + tl.load(y.half + columns)[None, :] - products
     if ZERO_ROWS:  # S = 0 with everything, a tie that products would break
-        half = tl.where(tl.load(x_nonzero + rows)[:, None] == 0, 1.0, half)
+        half = tl.where(tl.load(x.nonzero + rows)[:, None] == 0, 1.0, half)
     return half
 
 
@@ -119,35 +119,53 @@ def reported(square, x_factor, y_factor, unscale, width, DISTANCE: tl.constexpr,
 
 
 @triton.jit
-def negative_distances(
-    x, x_half, x_nonzero, x_plain, y, y_half, y_plain, y_index, different, row_half, rows, columns, unscale,
-    width, DISTANCE: tl.constexpr, ZERO_ROWS: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """The distances of a tile, which of its different pairs are negatives, and which of those are near.
+def _distances(square, unscale, DISTANCE: tl.constexpr):
+    """From squared distances of framed rows."""
+    if DISTANCE == EUCLIDEAN:
+        return tl.sqrt(square) * unscale
+    elif DISTANCE == SQEUCLIDEAN:
+        return square * unscale * unscale
+    else:
+        return square * 0.5
 
-    Near pairs, which products could not tell apart, are measured from the rows themselves.
-    """
-    half = half_squares(
-        x, x_half, x_nonzero, y, y_half, rows, columns, width, ZERO_ROWS, ROWS, COLUMNS, DEPTH, PRECISION
-    )
-    half = tl.maximum(half, 0.0)
-    negatives = different & (tl.load(y_index + columns) >= 0)[None, :]
-    near = negatives & (half * NEAR < row_half[:, None] + tl.load(y_half + columns)[None, :])
-    if tl.max(tl.max(near.to(tl.int32), 1), 0) > 0:
-        kind = half.dtype
-        x_at, y_at = x_plain + rows.to(tl.int64) * width, y_plain + columns.to(tl.int64) * width
-        square = tl.zeros_like(half)
+
+@triton.jit
+def _measure(distance, chosen, x, y, rows, columns, unscale, lift, width, DISTANCE: tl.constexpr):
+    """The distances of a tile, those of the chosen pairs anew, from the rows themselves times a lift."""
+    kind: tl.constexpr = distance.dtype
+    if tl.max(tl.max(chosen.to(tl.int32), 1), 0) > 0:
+        x_at, y_at = x.plain + rows.to(tl.int64) * width, y.plain + columns.to(tl.int64) * width
+        square = tl.zeros_like(distance)
         for at in tl.range(0, width, num_stages=1, loop_unroll_factor=1):  # rare: it may not cost registers
             difference = tl.load(x_at + at).to(kind)[:, None] - tl.load(y_at + at).to(kind)[None, :]
+            difference *= lift
             square += difference * difference
-        half = tl.where(near, square * 0.5, half)
-    if DISTANCE == EUCLIDEAN:
-        return tl.sqrt(half * 2) * unscale, negatives, near
-    elif DISTANCE == SQEUCLIDEAN:
-        return half * 2 * unscale * unscale, negatives, near
-    else:
-        return half, negatives, near
+        distance = tl.where(chosen, _distances(square, unscale * (1.0 / lift), DISTANCE), distance)
+    return distance
+
+
+@triton.jit
+def negative_distances(
+    x, y, frame, negatives, row_half, rows, columns, width,
+    DISTANCE: tl.constexpr, ZERO_ROWS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The distances of a tile, and which of its negatives are near.
+
+    Near pairs, which products could not tell apart, are measured from the rows themselves. So are pairs whose
+    squares may have underflowed, as they do where outliers set the scale of all rows: those are lifted.
+    """
+    half = half_squares(x, y, rows, columns, width, ZERO_ROWS, DEPTH, PRECISION)
+    half = tl.maximum(half, 0.0)
+    near = negatives & (half * NEAR <= row_half[:, None] + tl.load(y.half + columns)[None, :])
+    kind: tl.constexpr = half.dtype
+    unscale = tl.load(frame.unscale).to(kind)
+    distance = _distances(half * 2, unscale, DISTANCE)
+    distance = _measure(distance, near, x, y, rows, columns, unscale, 1.0, width, DISTANCE)
+    if DISTANCE != COSINE:
+        lift: tl.constexpr = 2.0**500 if kind.is_fp64() else 2.0**64
+        tiny = negatives & (distance < tl.load(frame.tiny).to(kind))
+        distance = _measure(distance, tiny, x, y, rows, columns, unscale, lift, width, DISTANCE)
+    return distance, near
 
 
 @triton.jit
@@ -166,24 +184,6 @@ def softplus(z):
 def logistic(z):
     small = tl.exp(-tl.abs(z))
     return tl.where(z >= 0, 1.0, small) / (1.0 + small)
-
-
-@triton.jit
-def threshold_slope(at, stride, ranks, distance, SOFTPLUS: tl.constexpr):
-    """Minus the slope of Σ [t − d]₊, or of Σ softplus(t − d), over the thresholds t from `at` on."""
-    slope = tl.zeros_like(distance)
-    for k in range(ranks):
-        z = tl.load(at + k * stride) - distance
-        slope += logistic(z) if SOFTPLUS else (z > 0).to(distance.dtype)
-    return slope
-
-
-@triton.jit
-def exponential_slope(limit, nearest, log_sum, rate, distance, negatives):
-    """Minus the slope of ln(1 + Σ e^(…)) / rate, over the negatives within a limit."""
-    kept = negatives & (distance < limit)
-    exponent = tl.where(kept, rate * (nearest - distance) - log_sum, 0.0)
-    return tl.where(kept, tl.exp(exponent), 0.0)
 
 
 # The generator: csrc/kernels/hash.h and `reference.noise` state it too.

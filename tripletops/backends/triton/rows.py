@@ -16,26 +16,64 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tripletops._call import Call, Differentiated, compute_type
+from tripletops._words import DISTANCE
 from tripletops.backends.triton.tiles import LENGTHS, WIDTHS
 
 HALVES = (torch.float16, torch.bfloat16)
-EUCLIDEAN, SQEUCLIDEAN, COSINE = range(3)  # the codes of `ops.DISTANCE`
+SQEUCLIDEAN, COSINE = DISTANCE.code["sqeuclidean"], DISTANCE.code["cosine"]
 _GRID = 16
+_TINY_SQUARE = {torch.float32: 2.0**-99, torch.float64: 2.0**-899}  # smaller ones may have lost their digits
+
+
+class Tiled(NamedTuple):
+    """One side of the pairs as tiles are made of it, by position."""
+
+    rows: Tensor
+    half: Tensor
+    nonzero: Tensor
+    plain: Tensor
+    row: Tensor
+
+
+class Frame(NamedTuple):
+    """() float64: how distances of framed rows are to be read."""
+
+    unscale: Tensor  # from framed rows to distances, a power of two
+    tiny: Tensor  # smaller distances may have lost their digits, as products; 0 where there are no outliers
+
+
+class Places(NamedTuple):
+    """By position of the anchors: where their class, and they themselves, lie among the candidates."""
+
+    begin: Tensor
+    end: Tensor
+    self_position: Tensor
+
+
+class Lifted(NamedTuple):
+    """Rows as distances and gradients are computed from them."""
+
+    rows: Tensor  # (N, D), the user's, under cosine times their lifts
+    factor: Tensor  # (N,) float64, what a row is multiplied by: cosine: one over its norm, else the scale
+    lift: Tensor | None  # (N,) float64, see `lifted`; None: 1
 
 
 class Side(NamedTuple):
-    """One side of the pairs. By row of the user's tensor: raw, kept, factor. By position: the rest."""
+    """One side of the pairs. By row of the user's tensor: lifted, kept. By position: the rest."""
 
-    raw: Tensor  # (N, D), under cosine times its lift
-    lift: Tensor | None  # (N,) float64, see `lifted`; None: 1
+    lifted: Lifted
     kept: Tensor  # (N,) bool, those that are not ignored
-    factor: Tensor  # (N,) float64, what a raw row is multiplied by: cosine: one over its norm, else the scale
     order: Tensor  # (N,) the row at a position
     row: Tensor  # (L,) int32, the same; −1: padding, or an ignored row
     rows: Tensor  # (L, W), 0 where there is nothing
     half: Tensor  # (L,) half the squared norms
     nonzero: Tensor  # (L,) 1, or 0 of a zero row under cosine
-    plain: Tensor  # (L, W) raw rows times their factors
+    plain: Tensor  # (L, W) lifted rows times their factors
+
+    @property
+    def tiled(self) -> Tiled:
+        return Tiled(self.rows, self.half, self.nonzero, self.plain, self.row)
 
     def by_row(self, values: Tensor) -> Tensor:
         """(L, …) by position → (N, …) by row."""
@@ -47,51 +85,35 @@ class Side(NamedTuple):
 class Rows:
     """The rows of a call. Anchors are named by position, unless a name says row."""
 
-    def __init__(
-        self,
-        emb: Tensor,
-        labels: Tensor,
-        ref_emb: Tensor | None,
-        ref_labels: Tensor | None,
-        self_index: Tensor | None,
-        ignore_label: int | None,
-        distance: int,
-    ) -> None:
-        self.batch = emb, labels, ref_emb, ref_labels, self_index, ignore_label
-        self.self_mining = ref_emb is None
+    def __init__(self, given: Call | Differentiated, distance: int) -> None:
+        self.given = given
+        self.self_mining = given.ref_emb is None
         self.distance = distance
-        self.width = emb.shape[1]
-        self.kind = torch.float64 if emb.dtype == torch.float64 else torch.float32
+        self.width = given.emb.shape[1]
+        self.kind = compute_type(given.emb)
         self.zero_rows = distance == COSINE and self.width > 0
 
-        sides = [(emb, labels)]
-        if ref_emb is not None and ref_labels is not None:
-            sides.append((ref_emb, ref_labels))
-        kept = [_kept(ids, ignore_label) for _, ids in sides]
+        sides = [(given.emb, given.labels)]
+        if given.ref_emb is not None and given.ref_labels is not None:
+            sides.append((given.ref_emb, given.ref_labels))
+        kept = [_kept(ids, given.ignore_label) for _, ids in sides]
         read = [rows.where(mask[:, None], 0) for (rows, _), mask in zip(sides, kept, strict=True)]
         self.finite = torch.stack([rows.isfinite().all() for rows in read]).all()
         lifts = [_lifts(rows) if self.zero_rows else None for rows in read]
         raw = [_times(rows, lift) for (rows, _), lift in zip(sides, lifts, strict=True)]
         read = [_times(rows, lift) for rows, lift in zip(read, lifts, strict=True)]
         orders = [torch.sort(ids, stable=True) for _, ids in sides]
-        scale, framed = _frame(read, kept, distance, self.kind)
-        self.unscale = 1 / scale  # from framed rows to distances; all powers of two
+        self.frame, framed = _frame(read, kept, distance, self.kind)
         self.anchors, *others = [
-            _side(rows, lift, *parts, order.indices, mask, self.kind)
-            for rows, lift, parts, order, mask in zip(raw, lifts, framed, orders, kept, strict=True)
+            _side(Lifted(rows, part.factor, lift), part, order.indices, mask, self.kind)
+            for rows, lift, part, order, mask in zip(raw, lifts, framed, orders, kept, strict=True)
         ]
         self.candidates = others[0] if others else self.anchors
-        self._place(orders[0].values, orders[-1].values, orders[-1].indices, kept[0], self_index)
+        self._place(orders[0].values, orders[-1].values, orders[-1].indices, kept[0])
 
-    def _place(
-        self,
-        labels: Tensor,
-        ref_labels: Tensor,
-        ref_order: Tensor,
-        kept: Tensor,
-        self_index: Tensor | None,
-    ) -> None:
+    def _place(self, labels: Tensor, ref_labels: Tensor, ref_order: Tensor, kept: Tensor) -> None:
         """Where an anchor's class, and the anchor itself, lie among the candidates."""
+        self_index = self.given.self_index
         length = len(self.anchors.row)
         alive = kept[self.anchors.order]
         begin = torch.searchsorted(ref_labels, labels).where(alive, 0)
@@ -108,14 +130,23 @@ class Rows:
         self.begin, self.end = _padded(begin, length, 0), _padded(end, length, 0)
         self.self_position = _padded(own, length, -1)
 
+    @property
+    def places(self) -> Places:
+        return Places(self.begin, self.end, self.self_position)
+
     def under_cosine(self) -> Rows:
         """The same batch, by that distance."""
-        return self if self.distance == COSINE else Rows(*self.batch, COSINE)
+        return self if self.distance == COSINE else Rows(self.given, COSINE)
 
     @property
     def count(self) -> int:
         """Of the rows of emb."""
         return len(self.anchors.order)
+
+    @cached_property
+    def valid(self) -> Tensor:
+        """(L,) whether an anchor has a positive and a negative."""
+        return (self.positives > 0) & (self.negatives > 0)
 
     @cached_property
     def positives(self) -> Tensor:
@@ -180,17 +211,17 @@ def _times(rows: Tensor, lift: Tensor | None) -> Tensor:
     return rows if lift is None else (rows * lift[:, None].to(rows.dtype)).contiguous()
 
 
-def lifted(rows: Tensor, distance: int) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Rows, `Side.factor` but for the scale, which only squares need, and lifts.
+def lifted(rows: Tensor, distance: int) -> Lifted:
+    """The same rows, but for the scale, which only squares need.
 
     The gradient of the cosine of a tiny row may overflow, and the sum of two overflows may be NaN. So it is
     added up for the row times its lift, a power of two, and multiplied by that once, at the end.
     """
     if distance != COSINE or rows.shape[1] == 0:
-        return rows, torch.ones(len(rows), dtype=torch.float64, device=rows.device), None
+        return Lifted(rows, torch.ones(len(rows), dtype=torch.float64, device=rows.device), None)
     lift = _lifts(rows)
     rows = _times(rows, lift)
-    return rows, _inverse_norms(rows), lift
+    return Lifted(rows, _inverse_norms(rows), lift)
 
 
 def _inverse_norms(rows: Tensor) -> Tensor:
@@ -201,32 +232,41 @@ def _inverse_norms(rows: Tensor) -> Tensor:
     return (scale / square.where(square > 0, 1).sqrt()).where(square > 0, 0)
 
 
-# Of each side: factor by row, framed rows, half squared norms, whether rows are not 0.
-_Framed = tuple[Tensor, Tensor, Tensor, Tensor]
+class _Framed(NamedTuple):
+    """The rows of a side, centred and scaled, by row."""
+
+    factor: Tensor
+    rows: Tensor
+    half: Tensor
+    nonzero: Tensor
 
 
 def _frame(
     sides: list[Tensor], kept: list[Tensor], distance: int, kind: torch.dtype
-) -> tuple[Tensor, list[_Framed]]:
-    """(scale, framed sides)."""
+) -> tuple[Frame, list[_Framed]]:
+    """How distances of framed rows are to be read, and the sides, framed."""
     if distance == COSINE:
         factors = [_inverse_norms(rows) for rows in sides]
         units = [rows.double() * factor[:, None] for rows, factor in zip(sides, factors, strict=True)]
         number = torch.stack([mask.sum() for mask in kept]).sum().clamp(min=1)
         centre = torch.stack([rows.sum(0) for rows in units]).sum(0) / number
         scale = torch.ones((), dtype=torch.float64, device=centre.device)
+        tiny = torch.zeros_like(scale)
         nonzero = [(factor != 0) | (rows.shape[1] == 0) for rows, factor in zip(units, factors, strict=True)]
         framed = [(rows - centre).to(kind) for rows in units]
     else:
-        scale, centre = _grid_frame(sides, kept, kind)
+        scale, centre, outliers = _grid_frame(sides, kept, kind)
         if sides[0].dtype == torch.float16:  # whose squares fit float32 as they are, while scaling may round
-            scale, centre = torch.ones_like(scale), centre / scale
+            scale, centre, outliers = torch.ones_like(scale), centre / scale, torch.zeros_like(outliers)
+        square = (_TINY_SQUARE[kind] / scale / scale).where(outliers, 0)
+        tiny = square if distance == SQEUCLIDEAN else square.sqrt()
         if sides[0].dtype in HALVES:
             centre, kind = _exact_centre(sides, kept, scale, centre), sides[0].dtype
         factors = [scale.expand(len(rows)).contiguous() for rows in sides]
         nonzero = [torch.ones_like(mask) for mask in kept]
         framed = [(rows.double() * scale - centre).to(kind) for rows in sides]
-    return scale, [_side_of(*parts) for parts in zip(factors, framed, nonzero, kept, strict=True)]
+    sides_framed = [_framed(*parts) for parts in zip(factors, framed, nonzero, kept, strict=True)]
+    return Frame(1 / scale, tiny), sides_framed
 
 
 def _exact_centre(sides: list[Tensor], kept: list[Tensor], scale: Tensor, centre: Tensor) -> Tensor:
@@ -244,11 +284,11 @@ def _exact_centre(sides: list[Tensor], kept: list[Tensor], scale: Tensor, centre
     return centre.where(exact, 0)
 
 
-def _side_of(factor: Tensor, framed: Tensor, nonzero: Tensor, kept: Tensor) -> _Framed:
+def _framed(factor: Tensor, framed: Tensor, nonzero: Tensor, kept: Tensor) -> _Framed:
     framed = framed.where(kept[:, None], 0)
     # S = 0 of a zero row with everything: ½ added on its side makes 1 − S come out of the arithmetic.
     half = framed.double().square().sum(1) / 2 + 0.5 * (~nonzero).double()
-    return factor, framed, half, nonzero
+    return _Framed(factor, framed, half, nonzero)
 
 
 def _sample(rows: Tensor, mask: Tensor) -> Tensor:
@@ -273,8 +313,8 @@ def _extent(sizes: Tensor, number: Tensor) -> tuple[Tensor, Tensor]:
     return largest, median
 
 
-def _grid_frame(sides: list[Tensor], kept: list[Tensor], kind: torch.dtype) -> tuple[Tensor, Tensor]:
-    """(scale, centre), as in `csrc/kernels/prepare.h`.
+def _grid_frame(sides: list[Tensor], kept: list[Tensor], kind: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """(scale, centre, whether there are outliers), as in `csrc/kernels/survey.h`.
 
     The origin is the median of some rows, coordinate by coordinate: it lies among most rows, wherever a few
     others are, and on the grid that rows may lie on. The centre lies a whole number of sixteenths of the
@@ -303,30 +343,26 @@ def _grid_frame(sides: list[Tensor], kept: list[Tensor], kind: torch.dtype) -> t
     scale = _power_of_two(-(middle.where(outliers, largest) + 1).clamp(-limit, limit))
     mean = torch.stack([(side / number).sum(0) for side in away]).sum(0)
     centre = origin * scale * 2 + (mean * scale * 2 * _GRID).round().where(~outliers, 0) / _GRID
-    return scale, centre.where(~around_zero, 0)
+    return scale, centre.where(~around_zero, 0), outliers
 
 
-def _side(
-    raw: Tensor, lift: Tensor | None, factor: Tensor, framed: Tensor, half: Tensor, nonzero: Tensor,
-    order: Tensor, kept: Tensor, kind: torch.dtype,
-) -> Side:  # fmt: skip
-    count, width = raw.shape
+def _side(lifted: Lifted, framed: _Framed, order: Tensor, kept: Tensor, kind: torch.dtype) -> Side:
+    count, width = lifted.rows.shape
     length = _up(max(count, 1), LENGTHS)
+    plain = lifted.rows.where(kept[:, None], 0).double() * lifted.factor[:, None]
 
     def placed(values: Tensor) -> Tensor:
-        whole = torch.zeros((length, _up(width, WIDTHS)), dtype=values.dtype, device=raw.device)
+        whole = torch.zeros((length, _up(width, WIDTHS)), dtype=values.dtype, device=values.device)
         whole[:count, :width] = values[order]
         return whole
 
     return Side(
-        raw,
-        lift,
-        kept,
-        factor,
-        order,
-        _padded(order.where(kept[order], -1), length, -1),
-        placed(framed),
-        _padded(half[order], length, 0, kind),
-        _padded(nonzero[order], length, 0, kind),
-        placed((raw.where(kept[:, None], 0).double() * factor[:, None]).to(framed.dtype)),
+        lifted=lifted,
+        kept=kept,
+        order=order,
+        row=_padded(order.where(kept[order], -1), length, -1),
+        rows=placed(framed.rows),
+        half=_padded(framed.half[order], length, 0, kind),
+        nonzero=_padded(framed.nonzero[order], length, 0, kind),
+        plain=placed(plain.to(framed.rows.dtype)),
     )

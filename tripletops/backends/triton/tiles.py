@@ -93,6 +93,10 @@ def _interpreted(rows: int, span: int) -> Tile:
     return Tile(rows, 32, 16, span, 4, 1, "interpreter", "small batches cross the edges of tiles")
 
 
+# What a walk keeps, by how much of it lives beside the products: extremes, a log-sum-exp, terms of
+# thresholds, draws with their logarithms.
+WALKS = ("select", "similarity", "cost", "draw")
+
 TILES: dict[str, _Tiles] = {
     "sm_80": _gpu("tf32x3", 2, cost_columns=32, weigh_rows=32),
     "sm_90": _gpu("tf32x3", 2, cost_columns=16, weigh_rows=32),
@@ -102,9 +106,50 @@ TILES: dict[str, _Tiles] = {
     "gfx942": _gpu("ieee", 2, cost_columns=32, weigh_rows=64),
     "interpreter": {
         kernel: _by_type(*3 * [(_interpreted(32, span), _interpreted(16, span))])
-        for kernel, span in (("select", 0), ("similarity", 0), ("cost", 0), ("draw", 0), ("weigh", 16))
+        for kernel, span in (*((walk, 0) for walk in WALKS), ("weigh", 16))
     },
 }
+
+
+GPUS = tuple(name for name in TILES if name != "interpreter")
+
+
+class Launch(NamedTuple):
+    kernel: Any
+    arguments: dict[str, Any]  # by name, constants included
+    tile: Tile | None
+    target: str | None  # None: the same for all
+
+
+class Recorder:
+    """Takes launches instead of a GPU, those for every target: see `catalogue`."""
+
+    def __init__(self) -> None:
+        self.launches: list[Launch] = []
+        self.target: str | None = None
+
+    def __enter__(self) -> Recorder:
+        global _recorder
+        _recorder = self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        global _recorder
+        _recorder = None
+
+    def run(self, kernel: str, dtype: torch.dtype, run: Callable[[Tile], Any]) -> Any:
+        """run(tile) with every tile that the kernel is shipped with."""
+        for self.target in GPUS:
+            for tile in TILES[self.target][kernel][dtype]:
+                result = run(tile)
+        self.target = None
+        return result
+
+    def take(self, kernel: Any, arguments: dict[str, Any], tile: Tile | None) -> None:
+        self.launches.append(Launch(kernel, arguments, tile, self.target))
+
+
+_recorder: Recorder | None = None
 
 
 @cache
@@ -131,7 +176,7 @@ def _multiprocessors(device: torch.device) -> int:
 
 def shares(device: torch.device, blocks: int, tiles: int) -> tuple[int, int]:
     """(splits, tiles of each): a walk over `tiles` is shared out until the GPU has two blocks for each SM."""
-    wanted = 2 if INTERPRETED else 2 * _multiprocessors(device) // max(blocks, 1)
+    wanted = 2 if INTERPRETED or _recorder else 2 * _multiprocessors(device) // max(blocks, 1)
     each = -(-tiles // max(1, min(wanted, tiles, 16)))
     return -(-tiles // max(each, 1)), each
 
@@ -144,6 +189,8 @@ def with_tile(kernel: str, rows: torch.Tensor, key: tuple[Any, ...], run: Callab
 
     `key` tells kinds of calls apart. `run` may be called more than once.
     """
+    if _recorder is not None:
+        return _recorder.run(kernel, rows.dtype, run)
     device = rows.device
     tiles = TILES[target(device)][kernel][rows.dtype]
     if len(tiles) == 1 or os.environ.get("TRIPLETOPS_AUTOTUNE") != "1":
@@ -169,14 +216,17 @@ def _seconds(call: Callable[[], Any], device: torch.device, rounds: int = 3) -> 
 
 
 def launch(
-    kernel: Any, grid: tuple[int, ...], *arguments: Any, tile: Tile | None = None, **constants: Any
+    kernel: Any, grid: tuple[int, ...], device: torch.device, tile: Tile | None = None, **arguments: Any
 ) -> None:
-    """Run a kernel on the device of its first argument; nothing where the grid is empty."""
+    """Run a kernel on a device, all its arguments by name; nothing where the grid is empty."""
     if 0 in grid:
         return
-    device = arguments[0].device
-    here: AbstractContextManager[Any] = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
     if tile is not None:
-        constants |= {**tile.constants(), "num_warps": tile.warps, "num_stages": tile.stages}
+        arguments |= tile.constants()
+    if _recorder is not None:
+        _recorder.take(kernel, arguments, tile)
+        return
+    here: AbstractContextManager[Any] = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    options = {} if tile is None else {"num_warps": tile.warps, "num_stages": tile.stages}
     with here:
-        kernel[grid](*arguments, enable_fp_fusion=True, **constants)
+        kernel[grid](**arguments, **options, enable_fp_fusion=True)

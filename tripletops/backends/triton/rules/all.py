@@ -1,0 +1,7 @@
+"""Every candidate: nothing is picked."""
+
+from tripletops.backends.triton.rules import Rule
+
+
+class AllRule(Rule):
+    pass
