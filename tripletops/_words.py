@@ -85,6 +85,14 @@ NONZERO_LOSS_CUTOFF = Number(
     none=inf,
 )
 
+OFFSET = Number(
+    "offset",
+    0.0,
+    FINITE,
+    "a distance",
+    "how much farther than the picked positive a negative has to be to be picked; below 0 it may be nearer",
+)
+
 POSITIVE = Table(
     "positive",
     Word("hard", "the farthest positive", "HP"),
@@ -100,7 +108,15 @@ NEGATIVE = Table(
         "the nearest negative strictly farther than the picked positive, if there is one",
         "SHN",
         needs_positive=True,
-        rule="beyond",
+        rule="beyond",  # whose offset is 0 then
+    ),
+    Word(
+        "beyond",
+        "the nearest negative strictly farther than d_ap + offset, if there is one: below 0 likely "
+        "mislabelled negatives are spared, above 0 near-ties are left out",
+        "false-negative guards",
+        (OFFSET,),
+        needs_positive=True,
     ),
     Word("easy", "the farthest negative", "EN"),
     Word("random", "a uniform negative", draws=True),

@@ -143,7 +143,7 @@ def farthest(scan: Scan, eligible: Tensor) -> Tensor:
 
 
 def beyond(scan: Scan, eligible: Tensor) -> Tensor:
-    return lowest(scan.key, eligible & (scan.distance > scan.d_ap[:, None]))
+    return lowest(scan.key, eligible & (scan.distance > scan.d_ap[:, None] + scan.numbers["offset"]))
 
 
 def uniform(scan: Scan, eligible: Tensor) -> Tensor:
@@ -164,7 +164,8 @@ def by_weight(scan: Scan, eligible: Tensor) -> Tensor:
 POSITIVES = {"hard": farthest, "easy": nearest, "random": uniform}
 NEGATIVES = {
     "hard": nearest,
-    "semihard": beyond,
+    "semihard": lambda scan, eligible: beyond(scan._replace(numbers={"offset": 0.0}), eligible),
+    "beyond": beyond,
     "easy": farthest,
     "random": uniform,
     "distance": by_weight,

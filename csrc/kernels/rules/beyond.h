@@ -1,4 +1,5 @@
-// The nearest negative strictly farther than the picked positive: the semi-hard one (SHN).
+// The nearest negative strictly farther than d_ap + offset, d_ap being the distance of the picked positive.
+// With an offset of 0 it is the semi-hard one (SHN).
 #pragma once
 
 #include "../selection.h"
@@ -12,24 +13,53 @@ class BeyondRule : public Rule<T> {
 
   Packed needs(Distance) const override { return Packed::as_needed; }
 
-  // The search starts above the key of the positive, computed as it computes its own keys: duplicates of the
-  // positive are excluded by themselves.
+  // Without an offset the search starts above the key of the positive, computed as it computes its own keys:
+  // duplicates of the positive are excluded by themselves.
   void pick(Selection<T>& selection, Picks<T> picks) const override {
-    const T* floors = selection.positive_keys();
+    const bool at_positive = selection.call.numbers.offset == 0;
+    const T* floors = at_positive ? selection.positive_keys() : floor_keys(selection);
     Picks<T> positives, found;
     selection.search({Keep::nothing, Keep::beyond, floors}, &positives, &found);
     std::copy(found.index, found.index + selection.rows.anchors(), picks.index);
   }
 
   // Everything is at distance 1.
-  void settle_zero_row(const Selection<T>&, int32_t, int32_t* pick) const override { *pick = kNobody; }
+  void settle_zero_row(const Selection<T>& selection, int32_t anchor, int32_t* pick) const override {
+    const bool any = selection.positives().index[anchor] != kNobody && selection.call.numbers.offset < 0;
+    *pick = any ? selection.lowest(anchor, Kind::negatives) : kNobody;
+  }
 
   // Keys are rounded: what is strictly farther is decided by the distances that are reported.
   void settle_measured(const Selection<T>& selection, int32_t anchor, const T* x, T d_ap, T* buffer,
                        int32_t* pick, T* distance) const override {
-    const double floor = double(d_ap);
+    const double floor = double(d_ap) + selection.call.numbers.offset;
     if (!(double(*distance) > floor))
       *pick = selection.prepared.nearest_beyond(anchor, x, floor, buffer, distance);
+  }
+
+ private:
+  // By anchor: the key of a candidate at distance d_ap + offset; infinite where there is no positive.
+  static const T* floor_keys(Selection<T>& selection) {
+    constexpr T infinity = std::numeric_limits<T>::infinity();
+    Ordered<T>& rows = selection.rows;
+    const Prepared<T>& prepared = selection.prepared;
+    T *floors = rows.by_anchor(infinity), *buffer = rows.buffers[0];
+    for (int32_t a = 0; a < rows.anchors(); ++a) {
+      const int32_t positive = selection.positives().index[a];
+      if (positive == kNobody) continue;
+      const double d_ap = double(T(prepared.measured(rows.row_of(a), positive, buffer)));
+      const double floor = d_ap + selection.call.numbers.offset;
+      const double own = double(prepared.pairs.anchors.half_norms[a]);
+      floors[a] = floor < 0 ? -infinity : T(half_square(prepared, floor) - own);
+    }
+    return floors;
+  }
+
+  // Half the squared distance of framed rows that are `distance` apart.
+  static double half_square(const Prepared<T>& prepared, double distance) {
+    if (prepared.distance == Distance::cosine) return distance;
+    const double scaled = distance * prepared.scale;
+    return (prepared.distance == Distance::euclidean ? scaled * scaled : scaled * prepared.scale) / 2;
   }
 };
 
