@@ -98,6 +98,13 @@ POSITIVE = Table(
     Word("hard", "the farthest positive", "HP"),
     Word("easy", "the nearest positive", "EP, EPS"),
     Word("random", "a uniform positive", draws=True),
+    Word(
+        "softhard",
+        "a uniform one of the positives farther than the nearest negative, whichever is picked; none such: "
+        "a uniform positive",
+        "semi-hard positives",
+        draws=True,
+    ),
     Word("all", "every positive"),
 )
 NEGATIVE = Table(
@@ -117,6 +124,12 @@ NEGATIVE = Table(
         "false-negative guards",
         (OFFSET,),
         needs_positive=True,
+    ),
+    Word(
+        "softhard",
+        "a uniform one of the negatives nearer than the farthest positive, whichever is picked; none such: "
+        "a uniform negative",
+        draws=True,
     ),
     Word("easy", "the farthest negative", "EN"),
     Word("random", "a uniform negative", draws=True),

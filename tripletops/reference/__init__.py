@@ -161,11 +161,24 @@ def by_weight(scan: Scan, eligible: Tensor) -> Tensor:
     return pick.where(pick >= 0, uniform(scan, eligible))
 
 
-POSITIVES = {"hard": farthest, "easy": nearest, "random": uniform}
+def farther_than_a_negative(scan: Scan, eligible: Tensor) -> Tensor:
+    limit = scan.key.where(scan.batch.negatives, inf).amin(1, keepdim=True) if scan.key.numel() else scan.key
+    pick = uniform(scan, eligible & (scan.key > limit))
+    return pick.where(pick >= 0, uniform(scan, eligible))
+
+
+def nearer_than_a_positive(scan: Scan, eligible: Tensor) -> Tensor:
+    limit = scan.key.where(scan.batch.positives, -inf).amax(1, keepdim=True) if scan.key.numel() else scan.key
+    pick = uniform(scan, eligible & (scan.key < limit))
+    return pick.where(pick >= 0, uniform(scan, eligible))
+
+
+POSITIVES = {"hard": farthest, "easy": nearest, "random": uniform, "softhard": farther_than_a_negative}
 NEGATIVES = {
     "hard": nearest,
     "semihard": lambda scan, eligible: beyond(scan._replace(numbers={"offset": 0.0}), eligible),
     "beyond": beyond,
+    "softhard": nearer_than_a_positive,
     "easy": farthest,
     "random": uniform,
     "distance": by_weight,
