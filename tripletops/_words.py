@@ -93,6 +93,8 @@ OFFSET = Number(
     "how much farther than the picked positive a negative has to be to be picked; below 0 it may be nearer",
 )
 
+SCT_WEIGHT = Number("sct_weight", 1.0, FROM_ZERO, "a factor", "what S_an is multiplied by where S_an > S_ap")
+
 POSITIVE = Table(
     "positive",
     Word("hard", "the farthest positive", "HP"),
@@ -165,6 +167,13 @@ LOSS = Table(
         "softplus((½S_an² − S_ap + ½S_ap²)/τ)",
         "L2nd of Extreme Triplet Learning",
         (TEMPERATURE,),
+        cosine=True,
+    ),
+    Word(
+        "sct",
+        "`first_order` where S_an ≤ S_ap, else sct_weight·S_an: the contrast alone",
+        "Hard Negative Examples are Hard, but Useful",
+        (TEMPERATURE, SCT_WEIGHT),
         cosine=True,
     ),
 )

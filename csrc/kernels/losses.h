@@ -45,5 +45,12 @@ inline Term second_order(const Numbers& numbers, double d_ap, double d_an) {
   return softplus_term((0.5 * s_an * s_an - s_ap + 0.5 * s_ap * s_ap) / tau, d_ap / tau, -s_an / tau);
 }
 
+// Selectively contrastive ("Hard Negative Examples are Hard, but Useful"): where the negative is more similar
+// than the positive, it is pushed away alone.
+inline Term sct(const Numbers& numbers, double d_ap, double d_an) {
+  if (d_an < d_ap) return {numbers.sct_weight * (1 - d_an), 0, -numbers.sct_weight};
+  return first_order(numbers, d_ap, d_an);
+}
+
 }  // namespace losses
 }  // namespace tripletops

@@ -255,11 +255,17 @@ def second_order(d_ap: Tensor, d_an: Tensor, *, temperature: float, **_: Any) ->
     return softplus((s_an.square() / 2 - s_ap + s_ap.square() / 2) / temperature)
 
 
+def sct(d_ap: Tensor, d_an: Tensor, *, temperature: float, sct_weight: float, **_: Any) -> Tensor:
+    s_ap, s_an = 1 - d_ap, 1 - d_an
+    return first_order(d_ap, d_an, temperature=temperature).where(s_an <= s_ap, sct_weight * s_an)
+
+
 LOSSES: dict[str, Callable[..., Tensor]] = {
     "margin": margin,
     "soft_margin": soft_margin,
     "first_order": first_order,
     "second_order": second_order,
+    "sct": sct,
 }
 
 

@@ -43,3 +43,13 @@ def second_order(d_ap, d_an, numbers):
     s_ap, s_an = 1.0 - d_ap, 1.0 - d_an
     z = (0.5 * s_an * s_an - s_ap + 0.5 * s_ap * s_ap) / temperature
     return softplus_term(z, d_ap / temperature, -s_an / temperature)
+
+
+@triton.jit
+def sct(d_ap, d_an, numbers):
+    """Where the negative is more similar than the positive, it is pushed away alone."""
+    loss, slope_ap, slope_an = first_order(d_ap, d_an, numbers)
+    weight = tl.zeros_like(d_ap) + tl.load(numbers.sct_weight)
+    alone = d_an < d_ap
+    loss = tl.where(alone, weight * (1.0 - d_an), loss)
+    return loss, tl.where(alone, 0.0, slope_ap), tl.where(alone, -weight, slope_an)
