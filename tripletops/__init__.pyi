@@ -136,6 +136,18 @@ def multi_similarity_loss(
     ref_labels: Tensor | None = None,
     self_index: Tensor | None = None,
 ) -> Tensor: ...
+def supcon_loss(
+    emb: Tensor,
+    labels: Tensor,
+    *,
+    temperature: float = 0.1,
+    reduction: str = "mean",
+    ignore_label: int | None = None,
+    backend: str | None = None,
+    ref_emb: Tensor | None = None,
+    ref_labels: Tensor | None = None,
+    self_index: Tensor | None = None,
+) -> Tensor: ...
 def contrastive_loss(
     emb: Tensor,
     labels: Tensor,

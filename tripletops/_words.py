@@ -277,6 +277,7 @@ OBJECTIVE: dict[str, Objective] = {
             saved=("nearest", "log_sum", "farthest", "positive_log_sum"),
             cosine=True,
         ),
+        Objective("supcon", saved=("nearest", "log_sum"), cosine=True),
         Objective("contrastive", saved=("d_ap", "d_an", "positive_terms", "negative_terms")),
         Objective(
             "beta_margin",
@@ -331,6 +332,12 @@ similarity S. The loss of an anchor is (1/α)·ln(1 + Σ_P e^(−α(S−λ))) + 
 N being what mining leaves of its positives and negatives: N the negatives with S above the smallest S of
 a positive less ε, P the positives with S below the largest S of a negative plus ε. An empty sum is 0. An
 anchor without a positive or without a negative has no loss."""
+
+_SUPCON_TEXT = """\
+"Supervised Contrastive Learning", Khosla et al., on the cosine similarity S. The loss of an anchor with
+positives P is −(1/#P)·Σ_P [S_ap/τ − ln Σ_A e^(S/τ)], A being all candidates other than itself. An anchor
+without a positive has no loss. A batch without any positive pair, or without any negative pair, has the
+loss 0."""
 
 _CONTRASTIVE_TEXT = """\
 [d_ap − pos_margin]₊ of positive pairs and [neg_margin − d_an]₊ of negative pairs. "Dimensionality
@@ -467,6 +474,20 @@ FUNCTION: dict[str, Function] = {
                 ),
             ),
             paper="Multi-Similarity Loss",
+        ),
+        Function(
+            "supcon_loss",
+            "supcon",
+            "SupConLoss",
+            "The supervised contrastive loss: all positives of an anchor against all its candidates.",
+            _SUPCON_TEXT,
+            (
+                _reduction(
+                    "the anchors that have a positive", "those with a loss above 0", "with 0 for the others"
+                ),
+            ),
+            (TEMPERATURE._replace(default=0.1),),
+            paper="Supervised Contrastive Learning",
         ),
         Function(
             "contrastive_loss",
