@@ -148,6 +148,19 @@ def supcon_loss(
     ref_labels: Tensor | None = None,
     self_index: Tensor | None = None,
 ) -> Tensor: ...
+def info_nce_loss(
+    emb: Tensor,
+    labels: Tensor,
+    *,
+    temperature: float = 0.07,
+    positive: str = "all",
+    reduction: str = "mean",
+    ignore_label: int | None = None,
+    backend: str | None = None,
+    ref_emb: Tensor | None = None,
+    ref_labels: Tensor | None = None,
+    self_index: Tensor | None = None,
+) -> Tensor: ...
 def contrastive_loss(
     emb: Tensor,
     labels: Tensor,

@@ -278,6 +278,7 @@ OBJECTIVE: dict[str, Objective] = {
             cosine=True,
         ),
         Objective("supcon", saved=("nearest", "log_sum"), cosine=True),
+        Objective("info_nce", saved=("nearest", "log_sum", "slope_sum"), cosine=True),
         Objective("contrastive", saved=("d_ap", "d_an", "positive_terms", "negative_terms")),
         Objective(
             "beta_margin",
@@ -338,6 +339,12 @@ _SUPCON_TEXT = """\
 positives P is −(1/#P)·Σ_P [S_ap/τ − ln Σ_A e^(S/τ)], A being all candidates other than itself. An anchor
 without a positive has no loss. A batch without any positive pair, or without any negative pair, has the
 loss 0."""
+
+_INFO_NCE_TEXT = """\
+Also known as NT-Xent ("A Simple Framework for Contrastive Learning of Visual Representations", Chen et al.)
+and N-pairs. On the cosine similarity S, the loss of a positive pair is
+−ln(e^(S_ap/τ) / (e^(S_ap/τ) + Σ_N e^(S_an/τ))), N being all negatives of its anchor. A batch without any
+positive pair, or without any negative pair, has the loss 0."""
 
 _CONTRASTIVE_TEXT = """\
 [d_ap − pos_margin]₊ of positive pairs and [neg_margin − d_an]₊ of negative pairs. "Dimensionality
@@ -488,6 +495,26 @@ FUNCTION: dict[str, Function] = {
             ),
             (TEMPERATURE._replace(default=0.1),),
             paper="Supervised Contrastive Learning",
+        ),
+        Function(
+            "info_nce_loss",
+            "info_nce",
+            "InfoNCELoss",
+            "The InfoNCE loss: every positive pair against all negatives of its anchor.",
+            _INFO_NCE_TEXT,
+            (
+                Choice(
+                    POSITIVE,
+                    ("all", "easy"),
+                    "all",
+                    doc='``"all"``, or ``"easy"``: of every anchor the nearest positive alone',
+                ),
+                _reduction(
+                    "all positive pairs", "those with a loss above 0", "the sum over the pairs of each anchor"
+                ),
+            ),
+            (TEMPERATURE._replace(default=0.07),),
+            paper="Representation Learning with Contrastive Predictive Coding; SimCLR",
         ),
         Function(
             "contrastive_loss",
