@@ -47,6 +47,8 @@ OBJECTIVES: dict[str, Callable[[Tensor, Tensor], BatchLoss]] = {
     "batch-all soft margin": of_embeddings("batch_all_loss", loss="soft_margin"),
     "semi-hard": of_embeddings("semi_hard_loss"),
     "multi-similarity": of_embeddings("multi_similarity_loss"),
+    "supcon": of_embeddings("supcon_loss"),
+    "info-nce": of_embeddings("info_nce_loss"),
     "contrastive": of_embeddings("contrastive_loss", distance="cosine"),
     "beta-margin": beta_margin,
 }
@@ -55,6 +57,8 @@ OBJECTIVES: dict[str, Callable[[Tensor, Tensor], BatchLoss]] = {
 OTHERS: dict[str, Callable[[], Callable[..., Tensor]]] = {
     "batch-all": peers.metric_learning_batch_all,
     "multi-similarity": peers.metric_learning_multi_similarity,
+    "supcon": peers.metric_learning_supcon,
+    "info-nce": peers.metric_learning_info_nce,
 }
 
 
@@ -121,6 +125,8 @@ ROWS = [
     _product("semi-hard", Target(0.8)),
     _product("batch-all", Target(1.6)),
     _product("multi-similarity", Target(2.0)),
+    _product("supcon", Target(2.0)),
+    _product("info-nce", Target(2.0)),
     _product("beta-margin", Target(1.2)),
     Row(
         "clusters",

@@ -88,3 +88,19 @@ def metric_learning_multi_similarity() -> Callable[[Tensor, Tensor], Tensor]:
         return value
 
     return run
+
+
+def metric_learning_supcon() -> Callable[[Tensor, Tensor], Tensor]:
+    """The supervised contrastive loss by pytorch-metric-learning."""
+    from pytorch_metric_learning.losses import SupConLoss
+
+    loss: Callable[[Tensor, Tensor], Tensor] = SupConLoss(temperature=0.1)
+    return loss
+
+
+def metric_learning_info_nce() -> Callable[[Tensor, Tensor], Tensor]:
+    """The InfoNCE loss by pytorch-metric-learning, which calls it NT-Xent."""
+    from pytorch_metric_learning.losses import NTXentLoss
+
+    loss: Callable[[Tensor, Tensor], Tensor] = NTXentLoss(temperature=0.07)
+    return loss

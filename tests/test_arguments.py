@@ -552,6 +552,18 @@ class TestWords:
             if positive != "all":
                 function(emb, labels, positive=positive, negative=negative, backend=backend)
 
+    @pytest.mark.parametrize("public", DRAWING)
+    @pytest.mark.parametrize("option", ["positive", "negative"])
+    def test_softhard_goes_with_any_rule_of_the_other_kind(self, public, option, emb, labels, backend):
+        """It looks at the extreme of the other kind, whichever the other rule picks, if it picks any."""
+        other = "negative" if option == "positive" else "positive"
+        if "softhard" not in WORDS[public].get(option, ()):
+            return
+        for word in WORDS[public].get(other, ()):
+            options = {option: "softhard", other: word, "seed": 1, "backend": backend}
+            first, second = (FUNCTIONS[public](emb, labels, **options) for _ in range(2))
+            assert is_same(first, second)
+
     def test_rules_are_required_of_mine(self, emb, labels):
         negatives = ", ".join(map(repr, WORDS["mine"]["negative"]))
         with refused(TypeError, f"mine() needs negative=, one of {negatives}"):
@@ -612,6 +624,76 @@ class TestMessages:
     @pytest.mark.parametrize(
         ("function", "options", "kind", "message"),
         [
+            (T.triplet_loss, {"offset": nan}, ValueError, "offset=nan: must be a finite number"),
+            (T.triplet_loss, {"offset": -inf}, ValueError, "offset=-inf: must be a finite number"),
+            (T.triplet_loss, {"offset": -(10**400)}, ValueError, "offset=-inf: must be a finite number"),
+            (
+                T.triplet_loss,
+                {"offset": torch.tensor(0.5)},
+                TypeError,
+                "offset must be a Python number, got tensor(0.5000) of torch.Tensor",
+            ),
+            (
+                T.triplet_loss,
+                {"offset": "0.1"},
+                TypeError,
+                "offset must be a Python number, got '0.1' of str",
+            ),
+            (
+                T.triplet_loss,
+                {"offset": True},
+                TypeError,
+                "offset must be a Python number, got True of bool",
+            ),
+            (
+                T.batch_hard_loss,
+                {"sct_weight": -1},
+                ValueError,
+                "sct_weight=-1.0: must be a finite number, 0 or greater",
+            ),
+            (
+                T.batch_hard_loss,
+                {"sct_weight": inf},
+                ValueError,
+                "sct_weight=inf: must be a finite number, 0 or greater",
+            ),
+            (
+                T.batch_hard_loss,
+                {"loss": "sct", "distance": "euclidean"},
+                ValueError,
+                "loss='sct' is defined on the cosine similarity, got distance='euclidean'",
+            ),
+            (
+                T.supcon_loss,
+                {"temperature": 0},
+                ValueError,
+                "temperature=0.0: must be a finite number greater than 0",
+            ),
+            (
+                T.info_nce_loss,
+                {"temperature": -0.5},
+                ValueError,
+                "temperature=-0.5: must be a finite number greater than 0",
+            ),
+            (
+                T.info_nce_loss,
+                {"positive": "hard"},
+                ValueError,
+                "positive='hard' is not one of 'all', 'easy'",
+            ),
+            (
+                T.supcon_loss,
+                {"distance": "cosine"},
+                TypeError,
+                "supcon_loss() takes no distance: it is defined on the cosine similarity",
+            ),
+            (
+                T.supcon_loss,
+                {"seed": 1},
+                TypeError,
+                "supcon_loss() got an unexpected keyword argument 'seed'; its arguments are emb, labels, "
+                "temperature, reduction, ignore_label, backend, ref_emb, ref_labels, self_index",
+            ),
             (
                 T.contrastive_loss,
                 {"nonzero_loss_cutoff": 0.0},
@@ -825,6 +907,8 @@ class TestDegenerateBatches:
             (partial(T.batch_all_loss, loss="soft_margin"), log(2)),
             (partial(T.semi_hard_loss, margin=0.75), 0.75),
             (T.multi_similarity_loss, log(2) / 2 + log(5) / 50),
+            (T.supcon_loss, log(5)),
+            (T.info_nce_loss, log(5)),
             (T.contrastive_loss, 1.0),
             (partial(T.contrastive_loss, negative="distance", seed=1), 1.0),
             (partial(T.beta_margin_loss, beta=1.25, alpha=0.5, seed=1), 1.75),

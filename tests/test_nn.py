@@ -93,6 +93,7 @@ def check_same(
         {"loss": "soft_margin", "distance": "sqeuclidean", "reduction": "sum"},
         {"loss": "first_order", "temperature": 0.1, "reduction": "none"},
         {"loss": "second_order", "ignore_label": 2, "reduction": "mean_nonzero"},
+        {"loss": "sct", "sct_weight": 0.5, "reduction": "sum"},
     ],
     ids=str,
 )
@@ -109,8 +110,12 @@ def test_same_loss_and_gradient_as_the_function(module, function, options, emb, 
         ("SemiHardLoss", {"margin": 1.5, "distance": "sqeuclidean"}),
         ("MultiSimilarityLoss", {"alpha": 1.0, "beta": 9.0, "base": 0.5}),
         ("MultiSimilarityLoss", {"epsilon": None, "positive": "easy"}),
+        ("SupConLoss", {"temperature": 0.5}),
+        ("InfoNCELoss", {"temperature": 0.5}),
+        ("InfoNCELoss", {"positive": "easy"}),
         ("ContrastiveLoss", {"pos_margin": 0.3, "neg_margin": 1.7}),
         ("ContrastiveLoss", {"positive": "easy", "negative": "semihard"}),
+        ("ContrastiveLoss", {"positive": "easy", "negative": "beyond", "offset": -0.25}),
         ("BetaMarginLoss", {"beta": 1.25, "positive": "hard", "negative": "all", "distance": "sqeuclidean"}),
     ],
 )
@@ -309,7 +314,8 @@ def test_attributes_may_change(emb, labels):
 
 def test_repr():
     assert repr(T.nn.BatchHardLoss(margin=0.3, ignore_label=-1)) == (
-        "BatchHardLoss(loss='margin', margin=0.3, temperature=1.0, reduction='mean', ignore_label=-1)"
+        "BatchHardLoss(loss='margin', margin=0.3, temperature=1.0, sct_weight=1.0, reduction='mean', "
+        "ignore_label=-1)"
     )
     assert repr(T.nn.BatchAllLoss()) == (
         "BatchAllLoss(loss='margin', margin=0.2, reduction='mean', return_active=False)"
@@ -317,6 +323,7 @@ def test_repr():
     assert repr(T.nn.MultiSimilarityLoss(epsilon=None)) == (
         "MultiSimilarityLoss(alpha=2.0, beta=50.0, base=1.0, positive='all', reduction='mean')"
     )
+    assert repr(T.nn.InfoNCELoss()) == "InfoNCELoss(temperature=0.07, positive='all', reduction='mean')"
     assert repr(T.nn.BetaMarginLoss(classes=7)).startswith("BetaMarginLoss(classes=7, alpha=0.2, ")
     assert repr(T.nn.BetaMarginLoss()).startswith("BetaMarginLoss(alpha=0.2, ")
     assert "distance='cosine'" in repr(T.nn.EasyPositiveLoss(distance="cosine"))

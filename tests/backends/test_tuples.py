@@ -180,6 +180,17 @@ def test_every_rule_for_pairs(trial, positive, negative):
                 check_tuples(truth, call, *trial.some(("mean", "none")))
 
 
+@pytest.mark.parametrize("distance", DISTANCES)
+@pytest.mark.parametrize("offset", [-0.4, 0.3])
+def test_an_offset_for_pairs(trial, offset, distance):
+    """`negative="beyond"` of the objectives that pick."""
+    for truth in trial.some(everyday_truths(distance)[1::3]):
+        unit = unit_of(truth)
+        rules = {"positive": "easy", "negative": "beyond", "offset": offset * unit}
+        for name in trial.some(PICKING):
+            check_tuples(truth, calls_of(distance, unit, classes=11)[name].but(**rules), "mean", "none")
+
+
 @pytest.mark.parametrize(
     ("objective", "distance"),
     [

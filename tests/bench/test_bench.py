@@ -25,6 +25,8 @@ OBJECTIVES = (
     "batch-all-soft-margin",
     "semi-hard",
     "multi-similarity",
+    "supcon",
+    "info-nce",
     "contrastive",
     "beta-margin",
 )
@@ -228,6 +230,8 @@ def test_the_dense_table_is_whole():
         "semi-hard": ("≤ 0.8", 8192),
         "batch-all": ("≤ 1.6", 8192),
         "multi-similarity": ("≤ 2", 8192),
+        "supcon": ("≤ 2", 8192),
+        "info-nce": ("≤ 2", 8192),
         "beta-margin": ("≤ 1.2", 8192),
         "clusters": ("< 0.8", 8192),
         **{f"memory-{objective}": ("≤ 10", 32768) for objective in OBJECTIVES},

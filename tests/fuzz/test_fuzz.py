@@ -16,18 +16,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 import tripletops
-from tests.fuzz import rules, runner
-from tests.fuzz.cases import FUNCTIONS, Case, case_of
+from tests.fuzz import losses, objectives, rules, runner
+from tests.fuzz.cases import FUNCTIONS, NUMBERS, Case, case_of
 from tests.fuzz.checks import broken_promises, plain_result, run, run_mine
 from tests.fuzz.objectives import Picks, terms_of
 from tests.fuzz.oracle import Outcome, Truth
 from tests.fuzz.runner import State, command_of, main, make_calls, resumed, run_all, usable_isas
 from tests.support.batches import LAYOUTS
 from tests.support.calls import bits
-from tripletops import _words
-from tripletops._words import FUNCTION, LOSS
+from tripletops._words import FUNCTION, LOSS, OBJECTIVE, Number
 from tripletops.backends.cpu import instruction_sets
 
 PLAIN_SEED = 20
@@ -81,6 +81,48 @@ def test_a_call_depends_on_its_number_alone():
     assert [contents(case_of(5, number)) for number in reversed(range(40))] == calls[::-1]
     assert len({description for description, _ in calls}) == 40
     assert contents(case_of(6, 0)) != calls[0]
+
+
+def test_a_thousand_calls_hold_everything():
+    cases = [case_of(0, number) for number in range(1500)]
+    for part, least in (
+        ({case.function for case in cases}, len(FUNCTIONS)),
+        ({case.kind for case in cases}, 72),
+        ({case.layout for case in cases}, 7),
+        ({case.batch.emb.dtype for case in cases}, 4),
+        ({case.batch.labels.dtype for case in cases}, 8),
+        ({(case.call.options.get("positive"), case.call.options.get("negative")) for case in cases}, 36),
+        ({case.call.options.get("reduction") for case in cases}, 5),
+        ({case.call.options.get("loss") for case in cases}, 1 + len(LOSS)),
+        ({case.call.options.get("distance") for case in cases}, 4),
+        ({(case.batch.ref_emb is None, case.batch.self_index is None) for case in cases}, 3),
+        ({case.takes_threads for case in cases}, 2),
+    ):
+        assert len(part) >= least, part
+    assert {0, 1, 2} <= {len(case.batch.emb) for case in cases}
+    assert {0, 1, 2} <= {case.batch.emb.shape[1] for case in cases}
+    assert any(len(case.rows) > 1 and len(case.rows[1]) == 0 for case in cases)
+    assert any(case.batch.ignore_label is not None for case in cases)
+    offsets = {case.call.options["offset"] for case in cases if case.call.options.get("negative") == "beyond"}
+    assert min(offsets) < -1e29
+    assert max(offsets) > 1e29
+    assert min(map(abs, offsets)) == 0 < min(abs(offset) for offset in offsets if offset) < 1e-15
+    assert any(not rows.isfinite().all() for case in cases for rows in case.rows)
+
+
+# Words
+
+
+def test_every_word_has_an_oracle():
+    one_of = FUNCTION["mine"].choices
+    assert [set(choice.words) for choice in one_of[:2]] == [set(rules.POSITIVE), set(rules.NEGATIVE)]
+    assert set(losses.LOSS) == set(LOSS)
+    assert set(objectives.OBJECTIVE) == set(OBJECTIVE)
+
+
+def test_every_number_is_drawn():
+    options = (option for function in FUNCTION.values() for option in function.options())
+    assert {(each.name, each.unit) for each in options if isinstance(each, Number)} == set(NUMBERS)
 
 
 # Planted defects
@@ -268,6 +310,60 @@ def instead(other: str) -> Callable[..., Any]:
 
 
 # What was said, and a defect that confuses it with something like it.
+CONFUSED = {
+    "beyond without its offset": ("mine", {"negative": "beyond"}, mistaken({"offset": 0.0})),
+    "beyond by the offset's negative": ("mine", {"negative": "beyond"}, times("offset", -1.0)),
+    "beyond by a slightly larger offset": ("mine", {"negative": "beyond"}, times("offset", 1.1)),
+    "the nearest instead of beyond": ("mine", {"negative": "beyond"}, mistaken({"negative": "hard"})),
+    "any positive instead of softhard": ("mine", {"positive": "softhard"}, mistaken({"positive": "random"})),
+    "the farthest instead of softhard": ("mine", {"positive": "softhard"}, mistaken({"positive": "hard"})),
+    "any negative instead of softhard": ("mine", {"negative": "softhard"}, mistaken({"negative": "random"})),
+    "the nearest instead of softhard": ("mine", {"negative": "softhard"}, mistaken({"negative": "hard"})),
+    "first_order instead of sct": ("triplet_loss", {"loss": "sct"}, mistaken({"loss": "first_order"})),
+    "sct by another weight": ("triplet_loss", {"loss": "sct"}, times("sct_weight", 1.01)),
+    "sct by another temperature": ("triplet_loss", {"loss": "sct"}, times("temperature", 1.01)),
+    "supcon by another temperature": ("supcon_loss", {}, times("temperature", 1.01)),
+    "info_nce instead of supcon": ("supcon_loss", {}, instead("info_nce_loss")),
+    "info_nce by another temperature": ("info_nce_loss", {}, times("temperature", 1.01)),
+    "supcon instead of info_nce": ("info_nce_loss", {"positive": "all"}, instead("supcon_loss")),
+    "all positives instead of the easy one": (
+        "info_nce_loss",
+        {"positive": "easy"},
+        mistaken({"positive": "all"}),
+    ),
+    "the easy positive instead of all": (
+        "info_nce_loss",
+        {"positive": "all"},
+        mistaken({"positive": "easy"}),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONFUSED)
+def test_confused_words_are_found(name, monkeypatch):
+    function, said, wrap = CONFUSED[name]
+    right = getattr(tripletops, function)
+
+    def outcome(case: Case) -> list[Tensor]:
+        return [part.double() for part in run_mine(case)[1:3]] if function == "mine" else [run(case).loss]
+
+    def is_useful(case: Case) -> bool:
+        """It makes a difference that counts."""
+        if any(case.call.options[word] != value for word, value in said.items()):
+            return False
+        before = outcome(case)
+        with monkeypatch.context() as context:
+            context.setattr(tripletops, function, wrap(right))
+            after = outcome(case)
+        return not all(torch.allclose(*both, rtol=1e-3) for both in zip(before, after, strict=True))
+
+    for case in calls_to_spoil(function, is_useful, 2):
+        with monkeypatch.context() as context:
+            context.setattr(tripletops, function, wrap(right))
+            found = [each.check for each in broken_promises(case)]
+        assert found, f"{name}\n{case.describe()}"
+
+
 def other_pick(triplets):
     """The first anchor's negative becomes another anchor's, where that is one of its own as well."""
     anchor = int(triplets.valid.nonzero()[0])
@@ -301,7 +397,7 @@ PLANTED_PICKS = {
 }
 
 
-@pytest.mark.parametrize("negative", [word for word in rules.NEGATIVE if word in _words.NEGATIVE])
+@pytest.mark.parametrize("negative", rules.NEGATIVE)
 @pytest.mark.parametrize("name", PLANTED_PICKS)
 def test_planted_picks_are_found(name, negative, monkeypatch):
     mine, (change, check) = tripletops.mine, PLANTED_PICKS[name]

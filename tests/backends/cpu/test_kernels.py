@@ -288,14 +288,14 @@ def without(rules: list[str], *others: str) -> list[str]:
 
 @every_isa
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("positive", POSITIVES)
+@pytest.mark.parametrize("positive", RULES["positive"])
 def test_picks_on_a_lattice_are_the_brute_force_picks(isa, dtype, positive):
     rng = np.random.default_rng(0)
     for (count, width), classes in itertools.product(SHAPES, (1, 3, 40)):
         emb, labels = lattice(rng, count, width, dtype), rng.integers(0, classes, count)
         ref = lattice(rng, count + 9, width, dtype), rng.integers(0, classes, count + 9)
         me, seed = rng.integers(-1, count + 9, count), int(rng.integers(2**62))
-        for negative in without(NEGATIVES, "distance"):
+        for negative in without([*RULES["negative"]], "distance"):
             # Whole numbers are exact; a positive and a negative offset, by turns.
             call = triplet(positive, negative, "sqeuclidean", offset=float(width % 2 * 5 - 3))
             for more in ({}, {"ref_emb": ref[0], "ref_labels": ref[1], "self_index": me}):
@@ -361,7 +361,7 @@ LOSSES: dict[str, Callable[..., np.ndarray]] = {
 
 
 @every_isa
-@pytest.mark.parametrize("loss", words.LOSS)
+@pytest.mark.parametrize("loss", LOSSES)
 def test_losses_of_one_triplet(isa, loss):
     rng = np.random.default_rng(11)
     emb, labels = rng.standard_normal((60, 7)), rng.integers(0, 6, 60)
@@ -499,7 +499,6 @@ TUPLES: dict[str, tuple[Call, Anchored]] = {
 }
 for _name in ("multi_similarity", "info_nce"):
     TUPLES[f"{_name}_easy"] = (TUPLES[_name][0]._replace(positive="easy"), TUPLES[_name][1])
-TUPLES = {name: case for name, case in TUPLES.items() if case[0].objective in words.OBJECTIVE}
 
 
 class Pairs(NamedTuple):
