@@ -383,7 +383,9 @@ def test_trees_take_turns_and_medians_are_compared():
 
 def test_a_function_that_is_missing():
     missing = f"{builds.NO_SUCH_FUNCTION} 'multi_similarity_loss'"
-    assert builds.compare(Scripted(missing), Scripted(1.0), builds.ROWS["multi-similarity"], "ours", 2) is None
+    assert (
+        builds.compare(Scripted(missing), Scripted(1.0), builds.ROWS["multi-similarity"], "ours", 2) is None
+    )
     with pytest.raises(RuntimeError, match="multi-similarity: module"):
         builds.compare(Scripted(1.0), Scripted(missing), builds.ROWS["multi-similarity"], "ours", 2)
     with pytest.raises(RuntimeError, match="multi-similarity: another"):
