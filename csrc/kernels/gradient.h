@@ -93,7 +93,7 @@ class RowGradient {
 template <class T, class Fill>
 void write_gradient(const Functions<T>& functions, const Pool& pool, Scratch& scratch, Distance distance,
                     const Matrix& matrix, const Normaliser* units, void* gradient, const Fill& fill) {
-  if (!gradient) return;
+  if (!gradient || matrix.width == 0) return;
   std::vector<RowGradient<T>> rows;
   for (int worker = 0; worker < pool.threads; ++worker)
     rows.emplace_back(functions, distance, matrix, units, scratch);
