@@ -53,7 +53,8 @@ class Build(BuildExtension):
 
     def run(self) -> None:
         check_compiler()
-        subprocess.run([sys.executable, str(CSRC / "words.py"), str(GENERATED)], check=True)
+        # -B: a cached _words.pyc in the source tree would belong to nobody.
+        subprocess.run([sys.executable, "-B", str(CSRC / "words.py"), str(GENERATED)], check=True)
         super().run()
 
     def build_extension(self, ext: Any) -> None:

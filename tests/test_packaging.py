@@ -153,6 +153,7 @@ def source_tree(tmp_path_factory) -> Path:
 def setup(tree: Path, *arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "setup.py", "-q", *map(str, arguments)]
     environment = {**os.environ, **variables}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # where it is unset, a build may leave .pyc files behind
     return subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
 
 
