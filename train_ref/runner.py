@@ -141,14 +141,15 @@ def cells_of(config: Record) -> list[Cell]:
     if "settings" not in config:
         return experiment.cells(config["scale"], _with_tuples(config["changes"]), config["quick"])
     rows = {row.key: row for row in experiment.rows if config["scale"] in row.scales}
+    kind = type(experiment.desk)
     found = []
     for key, recorded in config["settings"].items():
         if key not in rows:
             raise ValueError(f"{name} has no row {key!r} {ANOTHER_VERSION}")
-        if unknown := unknown_settings(recorded):
+        if unknown := unknown_settings(recorded, kind):
             raise ValueError(f"there is no setting {', '.join(unknown)} {ANOTHER_VERSION}")
         try:
-            settings = Settings(**_with_tuples(recorded))
+            settings = kind(**_with_tuples(recorded))
         except TypeError as error:  # one is missing or of another type
             raise ValueError(f"{name} has other settings {ANOTHER_VERSION} ({error})") from error
         found += rows[key].cells(settings)
@@ -180,13 +181,18 @@ def execute(folder: RunFolder, context: Context) -> None:
         )
     cells = cells_of(config)
     experiment = EXPERIMENTS[config["experiment"]]
+    if experiment.compute is not None and context.world > 1:
+        raise ValueError(f"{experiment.name} trains nothing: run it in one process, without torchrun")
     records = folder.records()
     finished = {record["cell"] for record in records if "final" in record}
     done = [record for record in records if record["cell"] in finished]
     left = [cell for cell in cells if cell.key not in finished]
-    steps, state_size = _rehearse(left, context)
-    silent = None if context.rank == 0 else True
     try:
+        if experiment.compute is not None:
+            _compute(experiment, folder, left, done)
+            return
+        steps, state_size = _rehearse(left, context)
+        silent = None if context.rank == 0 else True
         # Two checkpoints, of weights and Adam's two moments each, and the arrays.
         _once(context, lambda: folder.reserve(2 * 3 * state_size + len(cells) * 2**20))
         with Interrupt() as interrupt, tqdm(total=steps, unit="step", mininterval=1, disable=silent) as bar:
@@ -197,6 +203,25 @@ def execute(folder: RunFolder, context: Context) -> None:
         raise FolderError(
             f"{error}. When that is put right, go on with `python -m train_ref resume {folder.path}`"
         ) from error
+
+
+def _compute(experiment: Experiment, folder: RunFolder, cells: list[Cell], done: list[Record]) -> None:
+    """Do the computations that are left, and save after each."""
+    assert experiment.compute is not None
+    with Interrupt() as interrupt:
+        for cell in tqdm(cells, unit="computation"):
+            measures, arrays = experiment.compute(cell.settings, cell.seed)
+            if cell.is_first and arrays:
+                folder.write_arrays(cell.key, arrays)
+            done.append(_head(cell) | {"final": True, "measures": measures})
+            folder.write_records(done)
+            if interrupt.asked:
+                raise StoppedError(folder.path)
+
+
+def _head(cell: Cell) -> Record:
+    """How all records of a cell begin."""
+    return {"cell": cell.key, "row": cell.row.key, "seed": cell.seed}
 
 
 def _rehearse(cells: list[Cell], context: Context) -> tuple[int, int]:
@@ -225,7 +250,7 @@ def _train(
     """Do the rest of a training; all of its records are returned."""
     cell, context = training.cell, training.context
     procedure = PROCEDURES[experiment.procedure](training)
-    head = {"cell": cell.key, "row": cell.row.key, "seed": cell.seed}
+    head = _head(cell)
     checkpoint = folder.checkpoint()
     if checkpoint is not None and checkpoint.cell == cell.key:
         try:

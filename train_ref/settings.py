@@ -2,7 +2,7 @@
 experiment.
 
 An experiment is one definition with two scales. `Experiment.cells` is the list of all trainings it consists
-of: every row with every seed.
+of: every row with every seed. An experiment may compute its numbers instead of training a network for them.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cache
 from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+
+import numpy
 
 DESK, PAPER = "desk", "paper"
 
@@ -33,11 +34,34 @@ Share = Annotated[float, Allowed("0 or greater, and less than 1", lambda number:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Everything that decides the numbers of one training, bar the seed.
+class Computation:
+    """Everything that decides the numbers of one cell, bar the seed. An experiment that trains nothing has
+    settings of its own, a subclass of this.
 
     The types say which numbers are allowed; `ValueError` names one that is not.
     """
+
+    seeds: Count = 1
+    first_seed: Seed = 0
+
+    def __post_init__(self) -> None:
+        for name, allowed in allowed_numbers(type(self)).items():
+            value = getattr(self, name)
+            for number in value if isinstance(value, tuple) else (value,):
+                if number is not None and not allowed.test(number):
+                    raise ValueError(f"{option(name)} {number}: must be {allowed.words}")
+
+
+class Computed(NamedTuple):
+    """What a cell of an experiment that trains nothing comes to."""
+
+    measures: dict[str, float]
+    arrays: dict[str, numpy.ndarray[Any, Any]]  # for figures; those of the first seed are kept
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(Computation):
+    """The settings of a training."""
 
     dataset: str
     size: Count  # pixels a side
@@ -75,7 +99,6 @@ class Settings:
     precision: str = "float32"  # or "bfloat16": autocast
     epochs: CountFromZero
     seeds: Count = 3
-    first_seed: Seed = 0
 
     recall_at: tuple[Count, ...] = (1, 2, 4, 8)
     measure_every: CountFromZero = 0  # epochs between measures of recall; 0: after the last only
@@ -85,18 +108,10 @@ class Settings:
     # Epochs after which the triplet scatter diagram is kept; 0: before training.
     diagrams: tuple[CountFromZero, ...] = ()
 
-    def __post_init__(self) -> None:
-        for name, allowed in allowed_numbers().items():
-            value = getattr(self, name)
-            for number in value if isinstance(value, tuple) else (value,):
-                if number is not None and not allowed.test(number):
-                    raise ValueError(f"{option(name)} {number}: must be {allowed.words}")
 
-
-@cache
-def allowed_numbers() -> dict[str, Allowed]:
+def allowed_numbers(kind: type[Computation]) -> dict[str, Allowed]:
     """What the types of the settings say, also inside of "… | None" and of tuples."""
-    hints = get_type_hints(Settings, include_extras=True)
+    hints = get_type_hints(kind, include_extras=True)
     return {
         name: part.__metadata__[0]
         for name, hint in hints.items()
@@ -110,16 +125,16 @@ def option(setting: str) -> str:
     return f"--{setting.replace('_', '-')}"
 
 
-def changed(settings: Settings, changes: Mapping[str, Any]) -> Settings:
+def changed(settings: Computation, changes: Mapping[str, Any]) -> Computation:
     """`settings` with some replaced; one that does not exist is named."""
-    if unknown := unknown_settings(changes):
+    if unknown := unknown_settings(changes, type(settings)):
         known = ", ".join(sorted(vars(settings)))
         raise ValueError(f"there is no setting {', '.join(unknown)}; there are {known}")
     return replace(settings, **changes)
 
 
-def unknown_settings(names: Iterable[str]) -> list[str]:
-    return sorted(set(names) - {each.name for each in fields(Settings)})
+def unknown_settings(names: Iterable[str], kind: type[Computation]) -> list[str]:
+    return sorted(set(names) - {each.name for each in fields(kind)})
 
 
 @dataclass(frozen=True)
@@ -137,18 +152,18 @@ class Row:
     def key(self) -> str:
         return f"{self.group}: {self.name}" if self.group else self.name
 
-    def cells(self, settings: Settings) -> list[Cell]:
+    def cells(self, settings: Computation) -> list[Cell]:
         """Its trainings, one per seed."""
         seeds = range(settings.first_seed, settings.first_seed + settings.seeds)
         return [Cell(self, seed, settings) for seed in seeds]
 
 
 class Cell(NamedTuple):
-    """One training."""
+    """One training, or one computation."""
 
     row: Row
     seed: int
-    settings: Settings
+    settings: Any  # `Settings`, or those of the experiment's computation
 
     @property
     def key(self) -> str:
@@ -157,7 +172,7 @@ class Cell(NamedTuple):
     @property
     def is_first(self) -> bool:
         """Of the trainings of its row: the one that figures and timings are taken from."""
-        return self.seed == self.settings.first_seed
+        return bool(self.seed == self.settings.first_seed)
 
 
 class Verdict(NamedTuple):
@@ -174,10 +189,11 @@ class Experiment:
     paper: str  # the paper's title
     shows: str  # its tables and figures
     question: str  # in one sentence
-    desk: Settings
-    at_paper: Settings
+    desk: Computation
+    at_paper: Computation
     rows: tuple[Row, ...]
     procedure: str = "train"  # a name of `procedures.PROCEDURES`
+    compute: Callable[[Any, int], Computed] | None = None  # of settings and seed, where nothing is trained
     quick: dict[str, Any] = field(default_factory=dict)  # what `--quick` changes
     quick_rows: Callable[[Row], bool] = lambda row: True  # which rows `--quick` keeps
     choices: tuple[str, ...] = ()  # what the paper leaves open, and what was chosen

@@ -74,7 +74,11 @@ NOT_ALLOWED = {
 
 @pytest.mark.parametrize(
     ("name", "number"),
-    [(name, number) for name, allowed in allowed_numbers().items() for number in NOT_ALLOWED[allowed.words]],
+    [
+        (name, number)
+        for name, allowed in allowed_numbers(Settings).items()
+        for number in NOT_ALLOWED[allowed.words]
+    ],
 )
 def test_a_number_that_is_not_allowed_is_said_first(tmp_path, monkeypatch, name, number):
     """Before data is looked for and anything is made."""
@@ -82,7 +86,7 @@ def test_a_number_that_is_not_allowed_is_said_first(tmp_path, monkeypatch, name,
     others = ["1"] if isinstance(getattr(EVEN_ODD, name), tuple) else []
     said = line(*RUN, option(name), *others, number, "--out", tmp_path / "out")
     given = float(number) if typing.get_type_hints(Settings)[name] in (float, float | None) else number
-    assert said == f"{option(name)} {given}: must be {allowed_numbers()[name].words}"
+    assert said == f"{option(name)} {given}: must be {allowed_numbers(Settings)[name].words}"
     assert not list(tmp_path.iterdir())
 
 
@@ -95,7 +99,7 @@ def test_the_ends_of_what_is_allowed():
         "greater than 0, and finite": [5e-324, 1e308],
         "0 or greater, and less than 1": [0.0, 0.999],
     }
-    for name, allowed in allowed_numbers().items():
+    for name, allowed in allowed_numbers(Settings).items():
         for number in ends[allowed.words]:
             several = isinstance(getattr(EVEN_ODD, name), tuple)
             changed(EVEN_ODD, {name: (number,) if several else number})
@@ -107,7 +111,7 @@ def test_every_number_of_the_settings_has_its_bounds():
         for name, hint in typing.get_type_hints(Settings).items()
         if {int, float} & {hint, *typing.get_args(hint)}
     ]
-    assert sorted(allowed_numbers()) == sorted(numeric)
+    assert sorted(allowed_numbers(Settings)) == sorted(numeric)
 
 
 @pytest.mark.parametrize(

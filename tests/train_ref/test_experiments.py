@@ -16,7 +16,7 @@ from train_ref.folder import RunFolder
 from train_ref.objectives import OBJECTIVES
 from train_ref.outcome import Outcome
 from train_ref.procedures import PROCEDURES
-from train_ref.settings import DESK, PAPER, Cell
+from train_ref.settings import DESK, PAPER, Cell, changed
 
 pytest.importorskip("sklearn")
 pytestmark = pytest.mark.usefixtures("training_alone")
@@ -48,18 +48,25 @@ TESTS = {
 PER_CLASS = {"omniglot": 20, "sop": 5}
 
 EVERY = [(name, scale) for name in EXPERIMENTS for scale in (DESK, PAPER)]
+TRAINED = [(name, scale) for name, scale in EVERY if EXPERIMENTS[name].compute is None]
 
 
 @pytest.mark.parametrize(("name", "scale"), EVERY)
 @pytest.mark.parametrize("quick", [False, True], ids=["whole", "quick"])
-def test_every_training_is_one_that_can_be(name, scale, quick):
+def test_every_experiment_asks_a_question_and_has_cells(name, scale, quick):
     experiment = EXPERIMENTS[name]
     cells = experiment.cells(scale, {}, quick)
     assert cells
     assert len({each.key for each in cells}) == len(cells)
-    assert experiment.procedure in PROCEDURES
     assert experiment.question.endswith("?")
-    for each in cells:
+
+
+@pytest.mark.parametrize(("name", "scale"), TRAINED)
+@pytest.mark.parametrize("quick", [False, True], ids=["whole", "quick"])
+def test_every_training_is_one_that_can_be(name, scale, quick):
+    experiment = EXPERIMENTS[name]
+    assert experiment.procedure in PROCEDURES
+    for each in experiment.cells(scale, {}, quick):
         settings = each.settings
         assert settings.dataset in DATA_SETS
         assert settings.network in models.NAMES
@@ -79,6 +86,8 @@ def test_every_training_is_one_that_can_be(name, scale, quick):
 
 def measures_of(experiment, each: Cell, monkeypatch) -> set[str]:
     """The names of all that is measured of a training: with its data set's classes, but no images."""
+    if experiment.compute is not None:
+        return set(experiment.compute(changed(each.settings, experiment.quick), each.seed).measures)
     if experiment.procedure != "train":
         return set()
     tests = {}

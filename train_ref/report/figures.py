@@ -5,33 +5,24 @@ A figure that can't be drawn yet says why, by `NoFigureError`; the page repeats 
 
 from __future__ import annotations
 
-import io
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 
-from train_ref import data
-from train_ref.data import DataError, Dataset
-from train_ref.folder import write_whole
 from train_ref.outcome import Outcome, Value
 from train_ref.procedures import quarters
+from train_ref.report.drawing import BLUE, DPI, GREEN, GREY, RED, Array, Drawing, NoFigureError, panels
 from train_ref.report.tables import groups, place_in_words
-from train_ref.settings import Row, Settings
+from train_ref.settings import Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Array = numpy.ndarray[Any, Any]
-
-DPI = 100
-COLOURS = 192  # of a PNG's palette: a third of the bytes, and nobody sees it
 POINTS = 2000  # of a scatter plot, chosen at random from more
-BLUE, RED, GREEN, GREY = "#2b6cb0", "#c53030", "#2f855a", "#888888"
 QUARTERS = ("top-right", "top-left", "bottom-left", "bottom-right")  # as 002, Fig 3, has them
 MINING = {
     ("easy", "hard"): "EPHN",
@@ -42,52 +33,6 @@ MINING = {
 PHOTOS = {"strips"}  # figures that show images of the data set: published only where the data set may be
 
 
-class NoFigureError(Exception):
-    """Why there is no figure."""
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """What a figure is made from, and the folder it goes to."""
-
-    outcome: Outcome
-    target: Path
-    roots: Sequence[Path] | None = None  # of the data sets
-    _arrays: dict[str, dict[str, Array]] = field(default_factory=dict)
-    _datasets: dict[tuple[str, int], Dataset] = field(default_factory=dict)
-
-    def arrays(self, row: Row) -> dict[str, Array]:
-        """What was kept of a row's first seed."""
-        if row.key not in self._arrays:
-            self._arrays[row.key] = self.outcome.kept(row.key)
-        return self._arrays[row.key]
-
-    def settings(self, row: Row) -> Settings:
-        return self.outcome.settings[row.key]
-
-    def dataset(self, row: Row) -> Dataset:
-        name, size = self.settings(row).dataset, self.settings(row).size
-        if (name, size) not in self._datasets:
-            try:
-                self._datasets[name, size] = data.load(name, size, self.roots)
-            except DataError:
-                raise NoFigureError(f"the data set {name} is not here") from None
-        return self._datasets[name, size]
-
-    def save(self, figure: Figure, name: str, photos: bool = False) -> Path:
-        from PIL import Image
-
-        dither = Image.Dither.FLOYDSTEINBERG if photos else Image.Dither.NONE
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", dpi=DPI)
-        palette = Image.open(buffer).convert("RGB").quantize(COLOURS, dither=dither)
-        buffer = io.BytesIO()
-        palette.save(buffer, format="png", optimize=True)
-        path = self.target / f"{name}.png"
-        write_whole(path, buffer.getvalue())
-        return path
-
-
 def draw(name: str, drawing: Drawing) -> list[Path]:
     """The files of the figure `name`."""
     try:
@@ -96,23 +41,10 @@ def draw(name: str, drawing: Drawing) -> list[Path]:
         raise NoFigureError(f"{error.name} is not installed: pip install tripletops[demo]") from None
 
 
-def _panels(
-    rows: int, columns: int, width: float = 3.2, height: float = 3.0
-) -> tuple[Figure, list[list[Axes]]]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False)
-    for each in axes.flat:
-        each.spines[["top", "right"]].set_visible(False)
-        each.tick_params(labelsize=8)
-    return figure, axes.tolist()
-
-
 def _grid(count: int, columns: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
     """`count` panels in lines of at most `columns`."""
     columns = min(columns, count)
-    figure, axes = _panels(-(-count // columns), columns, width, height)
+    figure, axes = panels(-(-count // columns), columns, width, height)
     flat = [each for line in axes for each in line]
     for unused in flat[count:]:
         unused.set_visible(False)
@@ -161,7 +93,7 @@ def plane(drawing: Drawing) -> list[Path]:
     splits = [
         name for name in drawing.dataset(rows[0]).tests if f"embeddings {name}" in drawing.arrays(rows[0])
     ]
-    figure, axes = _panels(len(splits), len(rows), 3.6, 3.2)
+    figure, axes = panels(len(splits), len(rows), 3.6, 3.2)
     for column, row in enumerate(rows):
         dataset, arrays = drawing.dataset(row), drawing.arrays(row)
         label = drawing.settings(row).measured[0]
@@ -246,7 +178,7 @@ def positives_in_batch(drawing: Drawing) -> list[Path]:
     measure = _first_recall(outcome, rows)
     points = [(int(row.name.split()[0]), value) for row in rows if (value := outcome.value(row.key, measure))]
     counts, means = [count for count, _ in points], [value.mean for _, value in points]
-    figure, [[axes]] = _panels(1, 1, 5, 3.6)
+    figure, [[axes]] = panels(1, 1, 5, 3.6)
     axes.errorbar(counts, means, [value.std for _, value in points], fmt="o-", color=BLUE, capsize=3)
     axes.set(
         xticks=counts, xlabel="positives in the batch (0: without EPS)", ylabel=_measure_in_words(measure)
@@ -291,7 +223,7 @@ def _lines(
     name: str,
     axis: str,
     line: Callable[[Row], Line],
-    place: Callable[[Settings], float],
+    place: Callable[[Any], float],
     logarithmic: bool = False,
 ) -> list[Path]:
     """R@1 against a setting: a row is a point of the line that `line` names, at `place`."""
@@ -401,7 +333,7 @@ def movement(drawing: Drawing) -> list[Path]:
         drawn = [row for row in rows if moves[row.key] is not None]
         if not drawn:
             continue
-        figure, axes = _panels(len(drawn), len(QUARTERS) + 1, 2.1, 2.2)
+        figure, axes = panels(len(drawn), len(QUARTERS) + 1, 2.1, 2.2)
         found = [each for each in moves.values() if each is not None]
         limits = _limits(numpy.concatenate([each[:, :2] for each in found]))
         for line, row in zip(axes, drawn, strict=True):
@@ -466,7 +398,7 @@ def diagrams(drawing: Drawing) -> list[Path]:
         raise NoFigureError("no row of it is finished yet")
     epochs = sorted({epoch for found in kept.values() for epoch in found})
     limits = _limits(numpy.concatenate([array for found in kept.values() for array in found.values()]))
-    figure, axes = _panels(len(kept), len(epochs), 2.1, 2.25)
+    figure, axes = panels(len(kept), len(epochs), 2.1, 2.25)
     for line, (key, found) in zip(axes, kept.items(), strict=True):
         for panel, epoch in zip(line, epochs, strict=True):
             if epoch not in found:

@@ -11,7 +11,8 @@ from train_ref.folder import RunFolder, write_whole
 from train_ref.outcome import Outcome
 from train_ref.report import document, tables
 from train_ref.report.document import Block, Heading, Paragraph, Picture, Points, Table
-from train_ref.report.figures import CAPTIONS, Drawing, NoFigureError, draw
+from train_ref.report.drawing import Drawing, NoFigureError
+from train_ref.report.figures import CAPTIONS, draw
 from train_ref.report.tables import experiment_of, in_words, name_in_words
 from train_ref.settings import DESK, PAPER
 
@@ -46,7 +47,6 @@ def report(outcome: Outcome, pictures: Sequence[Block], roots: Sequence[Path] | 
         *settings(outcome),
         *choices(outcome),
         *scales(outcome),
-        Heading(3, "The loss's share of a step"),
         *timing(outcome),
         Heading(3, "Data and machine"),
         *environment(outcome, roots),
@@ -73,7 +73,8 @@ def warnings(outcome: Outcome) -> list[Block]:
         )
         found.append(Paragraph(f"{changes}.", "Changed on the command line:"))
     if left := tables.unfinished_in_words(outcome):
-        count = f"{len(outcome.unfinished)} of {len(outcome.cells)} trainings are missing"
+        cells = "trainings" if experiment_of(outcome).compute is None else "computations"
+        count = f"{len(outcome.unfinished)} of {len(outcome.cells)} {cells} are missing"
         found.append(Paragraph(f"{count}: {left}. What follows is of the others.", "Unfinished:"))
     return found
 
@@ -175,10 +176,13 @@ def scales(outcome: Outcome) -> list[Block]:
 
 
 def timing(outcome: Outcome) -> list[Block]:
+    if experiment_of(outcome).compute is not None:
+        return []
+    heading = Heading(3, "The loss's share of a step")
     found = tables.shares(outcome)
     sentence = Paragraph(tables.shares_in_words(found))
     if not found:
-        return [sentence]
+        return [heading, sentence]
     header = ("row", "network (ms)", "loss (ms)", "share", "batch-hard by hand (ms)", "share")
     lines = tuple(
         (
@@ -191,7 +195,7 @@ def timing(outcome: Outcome) -> list[Block]:
         )
         for row, share in found.items()
     )
-    return [sentence, Table(header, lines, numbers=True)]
+    return [heading, sentence, Table(header, lines, numbers=True)]
 
 
 def environment(outcome: Outcome, roots: Sequence[Path] | None) -> list[Block]:
@@ -208,6 +212,8 @@ def environment(outcome: Outcome, roots: Sequence[Path] | None) -> list[Block]:
 
 
 def _data_sets(outcome: Outcome) -> list[tuple[str, int]]:
+    if experiment_of(outcome).compute is not None:
+        return []
     return list(dict.fromkeys((each.dataset, each.size) for each in outcome.settings.values()))
 
 

@@ -14,7 +14,8 @@ from train_ref.folder import RunFolder, write_whole
 from train_ref.outcome import Outcome
 from train_ref.report import document, page, tables
 from train_ref.report.document import Block, Heading, Links, Paragraph, Picture, Points, Table
-from train_ref.report.figures import PHOTOS, Drawing, NoFigureError
+from train_ref.report.drawing import Drawing, NoFigureError
+from train_ref.report.figures import PHOTOS
 from train_ref.report.tables import experiment_of, name_in_words
 from train_ref.settings import PAPER
 

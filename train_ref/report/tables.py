@@ -13,7 +13,7 @@ from train_ref.folder import RunFolder
 from train_ref.outcome import Outcome, Value
 from train_ref.report.document import Table
 from train_ref.runner import cells_of
-from train_ref.settings import DESK, PAPER, Experiment, Row, Settings
+from train_ref.settings import DESK, PAPER, Computation, Experiment, Row
 
 MISSING = "—"
 BOUND = "bound diam₀ − 2·L₀"
@@ -144,11 +144,13 @@ def name_in_words(setting: str) -> str:
     return setting.replace("_", " ")
 
 
-def common_and_own(settings: Mapping[str, Settings]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+def common_and_own(
+    settings: Mapping[str, Computation],
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """What all rows have in common, and of each row the rest."""
     common: dict[str, Any] = {}
     own: dict[str, dict[str, Any]] = {row: {} for row in settings}
-    for each in dataclasses.fields(Settings):
+    for each in dataclasses.fields(next(iter(settings.values()))):
         values = {row: getattr(found, each.name) for row, found in settings.items()}
         if len(set(values.values())) == 1:
             common[each.name] = next(iter(values.values()))
@@ -171,7 +173,7 @@ def differences(experiment: Experiment) -> list[Difference]:
     desk, paper = ({cell.row.key: cell for cell in experiment.cells(scale, {})} for scale in (DESK, PAPER))
     both = [cell.row for key, cell in desk.items() if key in paper]
     found = []
-    for each in dataclasses.fields(Settings):
+    for each in dataclasses.fields(experiment.desk):
         pairs: dict[tuple[object, object], list[Row]] = {}
         for row in both:
             pair = (getattr(cells[row.key].settings, each.name) for cells in (desk, paper))

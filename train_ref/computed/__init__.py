@@ -1,0 +1,1 @@
+"""Experiments that are computed, not trained: the numeric figures and theorems of the papers."""
