@@ -362,10 +362,11 @@ class TestNumbers:
         given = function(emb, labels, nonzero_loss_cutoff=None, **options)
         assert is_same(given, function(emb, labels, nonzero_loss_cutoff=inf, **options))
 
-    def test_return_active_is_a_bool(self, emb, labels):
-        for function in those(lambda record: OBJECTIVE[record.objective].counts_active).values():
-            with refused(TypeError, "return_active must be a bool", "'no'"):
-                function(emb, labels, return_active="no")
+    def test_flags_are_bools(self, emb, labels):
+        for name, function in those(lambda record: record.flag is not None).items():
+            flag = RECORDS[name].flag.name
+            with refused(TypeError, f"{flag} must be a bool", "'no'"):
+                function(emb, labels, **{flag: "no"})
 
 
 class TestBeta:

@@ -211,8 +211,8 @@ def mistakes(name: str) -> Iterator[tuple[str, Any, type[Exception]]]:
         yield number, "0.5", TypeError
     yield from ((option, "eazy", ValueError) for option in WORDS[public])
     yield "ignore_label", 0.5, TypeError
-    if objective.counts_active:
-        yield "return_active", "yes", TypeError
+    if (flag := RECORD[name].flag) is not None:
+        yield flag.name, "yes", TypeError
     if objective.learned is not None:
         yield objective.learned.name, inf, ValueError
         yield "classes", 0, ValueError

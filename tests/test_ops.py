@@ -45,6 +45,7 @@ from tests.support.ops import (
 )
 from tripletops import ops
 from tripletops._call import Call, Gradients, Mined, Totals
+from tripletops._signatures import returns_count
 from tripletops._words import FUNCTION, LOSS, NEGATIVE, NUMBERS, OBJECTIVE, POSITIVE, TABLES, Codes
 
 # Inductor itself imports modules that warn of their own deprecation.
@@ -264,9 +265,7 @@ def test_compiled_without_a_graph_break(function, ref):
     check_compiled(second.public(), rows(ref=ref), "aot_eager")
 
 
-@pytest.mark.parametrize(
-    "function", [name for name in FUNCTION if OBJECTIVE[FUNCTION[name].objective].counts_active]
-)
+@pytest.mark.parametrize("function", [name for name, record in FUNCTION.items() if returns_count(record)])
 def test_the_number_of_active_terms_compiles_too(function):
     for case in CASES[function]:
         check_compiled(partial(case.public(), return_active=True), rows(), "aot_eager")

@@ -195,18 +195,12 @@ class Movement(Train):
             positive=self.settings.positive,
             negative=self.settings.negative,
             distance="cosine",
+            exclusive=True,
             backend=self.training.context.backend,
         )
-        used: set[int] = set()
-        chosen = []
-        candidates = torch.stack([mined.anchor, mined.positive, mined.negative], dim=1)[mined.valid]
-        for triplet in candidates.tolist():
-            if used.isdisjoint(triplet):
-                used.update(triplet)
-                chosen.append(triplet)
-        if not chosen:
+        if not mined.valid.any():
             raise ValueError(f"a batch of {len(labels)} images has no triplet: raise --per-class or --batch")
-        return torch.tensor(chosen)
+        return torch.stack(mined.indices(), dim=1)
 
     @staticmethod
     def similarities(emb: Tensor, rows: Tensor) -> Tensor:

@@ -213,6 +213,7 @@ def mine(
     cutoff: float = 0.5,
     nonzero_loss_cutoff: float | None = 1.4,
     distance: str | None = None,
+    exclusive: bool = False,
     ignore_label: int | None = None,
     backend: str | None = None,
     ref_emb: Tensor | None = None,

@@ -88,9 +88,6 @@ _BACKEND = Argument(
     "said at import, else the one made for the device. See `tripletops.backends`.",
     None,
 )
-_RETURN_ACTIVE = Argument(
-    "return_active", "bool", "also return how many terms are active, which means above 0.", False
-)
 _CLASSES = Argument(
     "classes",
     "int | None",
@@ -120,10 +117,10 @@ def call_arguments(function: Function) -> tuple[Argument, ...]:
 
 def options(function: Function) -> tuple[Argument, ...]:
     """What a module is made with."""
-    counts_active = OBJECTIVE[function.objective].counts_active
+    flag = function.flag
     return (
         *(_option(function, option) for option in function.options()),
-        *((_RETURN_ACTIVE,) if counts_active else ()),
+        *(() if flag is None else (Argument(flag.name, "bool", f"{flag.doc}.", False),)),
         _IGNORE_LABEL,
         _BACKEND,
     )
@@ -159,13 +156,18 @@ def unexpected(function: Function, called: str, name: str, known: tuple[Argument
     return f"{called} got an unexpected keyword argument {name!r}; its arguments are {names}"
 
 
+def returns_count(function: Function) -> bool:
+    """Whether the function can return how many terms are active, beside the loss."""
+    return function.flag is not None and function.flag.name == "return_active"
+
+
 def given_twice(called: str, name: str) -> str:
     return f"{called} got {name} twice, by position and by keyword"
 
 
 def docstring(function: Function) -> str:
     returns = _MINE_RETURNS if function.name == "mine" else _LOSS_RETURNS
-    if OBJECTIVE[function.objective].counts_active:
+    if returns_count(function):
         returns += "\nWith ``return_active=True``, a pair of that and the count, an int64 scalar."
     parts = [
         function.doc,
@@ -241,7 +243,7 @@ def _indented(text: str) -> str:
 def stub() -> Iterator[str]:
     """The lines that declare the public functions, for `__init__.pyi`."""
     for function in FUNCTION.values():
-        if not OBJECTIVE[function.objective].counts_active:
+        if not returns_count(function):
             yield from _declared(function, "Triplets" if function.name == "mine" else "Tensor")
             continue
         for flag, returns in (("Literal[False] = ...", "Tensor"), ("Literal[True]", "tuple[Tensor, Tensor]")):

@@ -209,6 +209,13 @@ class Learned(NamedTuple):
     doc: str
 
 
+class Flag(NamedTuple):
+    """An option that is on or off, and off by default."""
+
+    name: str
+    doc: str
+
+
 class Function(NamedTuple):
     """A public function: an objective with its options."""
 
@@ -221,6 +228,7 @@ class Function(NamedTuple):
     numbers: tuple[Number, ...] = ()  # beside those of the words
     fixed: tuple[tuple[Table, str], ...] = ()  # words that are not for the caller to choose
     paper: str = ""
+    flag: Flag | None = None
 
     def options(self) -> tuple[Choice | Number, ...]:
         """In the order of the signature: every choice is followed by the numbers of its words."""
@@ -245,7 +253,6 @@ class Objective(NamedTuple):
     saved: tuple[str, ...] = ()  # what forward keeps for backward, a number each for every anchor
     learned: Learned | None = None
     cosine: bool = False  # it is defined on the cosine similarity alone
-    counts_active: bool = False  # the function can return how many terms are above 0
 
 
 _ONE_POSITIVE = tuple(word for word in POSITIVE if word != "all")
@@ -270,7 +277,7 @@ OBJECTIVE: dict[str, Objective] = {
     objective.name: objective
     for objective in (
         Objective("triplet", saved=("d_ap", "d_an", "slope_ap", "slope_an")),
-        Objective("batch_all", counts_active=True),
+        Objective("batch_all"),
         Objective("semi_hard"),
         Objective(
             "multi_similarity",
@@ -415,6 +422,7 @@ FUNCTION: dict[str, Function] = {
                 ),
             ),
             paper="In Defense of the Triplet Loss",
+            flag=Flag("return_active", "also return how many terms are active, which means above 0"),
         ),
         Function(
             "semi_hard_loss",
@@ -581,6 +589,11 @@ FUNCTION: dict[str, Function] = {
                 Choice(POSITIVE, _ONE_POSITIVE, required=True),
                 Choice(NEGATIVE, _ONE_NEGATIVE, required=True),
                 _DISTANCE,
+            ),
+            flag=Flag(
+                "exclusive",
+                "keep a triplet only if none of its rows is in a triplet of an earlier anchor that was kept, "
+                "so that each row is in one triplet at most; the anchors of the others have −1 and NaN",
             ),
         ),
     )

@@ -59,7 +59,7 @@ class Triplets(NamedTuple):
 def _public(function: Function) -> Callable[..., Any]:
     """The function that users call, made of what `_words` says about it."""
     options, objective = Options(function), OBJECTIVE[function.objective]
-    learns, draws, counts = objective.learned, function.draws, objective.counts_active
+    learns, draws, flag = objective.learned, function.draws, function.flag
     positional = 2 if learns is None else 3
     evaluate = _mine if function.name == "mine" else _loss
 
@@ -79,7 +79,7 @@ def _public(function: Function) -> Callable[..., Any]:
         generator, seed = (
             (keywords.pop("generator", None), keywords.pop("seed", None)) if draws else (None, None)
         )
-        return_active = _flag("return_active", keywords.pop("return_active", False)) if counts else False
+        flagged = False if flag is None else _flag(flag.name, keywords.pop(flag.name, False))
         given = None if learns is None else _learned(function, learns.name, others, keywords)
 
         encoded = options.encode(keywords)
@@ -88,7 +88,7 @@ def _public(function: Function) -> Callable[..., Any]:
         backend = resolve(backend, rows[0].device)
         drawn = draw_seed(encoded.draws, generator, seed, backend, rows[0], rows[2], learned)
         call = Call(*rows, drawn, learned, encoded.codes, encoded.numbers)
-        return evaluate(function, options, encoded, backend, call, return_active)
+        return evaluate(function, options, encoded, backend, call, flagged)
 
     public.__name__ = public.__qualname__ = function.name
     public.__doc__ = _signatures.docstring(function)
@@ -108,16 +108,21 @@ def _loss(
 
 
 def _mine(
-    function: Function, options: Options, encoded: Encoded, backend: str, call: Call, return_active: bool
+    function: Function, options: Options, encoded: Encoded, backend: str, call: Call, exclusive: bool
 ) -> Triplets:
     anchor = torch.arange(call.emb.shape[0], device=call.emb.device)
-    if backend != "reference":
-        mined = ops.mine(backend, call)
-        return Triplets(anchor, *mined.picks.unbind(), *mined.distances.unbind())
-    return Triplets(anchor, *_plain("mine", function, options, encoded, call))
+    if backend == "reference":
+        return Triplets(anchor, *_plain("mine", function, options, encoded, call, exclusive=exclusive))
+    picks, distances = ops.mine(backend, call)
+    if exclusive:
+        kept = ops.exclusive(picks, call.self_index, call.ref_emb)
+        picks, distances = picks.where(kept, -1), distances.where(kept, torch.nan)
+    return Triplets(anchor, *picks.unbind(), *distances.unbind())
 
 
-def _plain(name: str, function: Function, options: Options, encoded: Encoded, call: Call) -> Any:
+def _plain(
+    name: str, function: Function, options: Options, encoded: Encoded, call: Call, **flags: bool
+) -> Any:
     """What the function of `reference` with that name gives."""
     rows = {
         "ref_emb": call.ref_emb,
@@ -128,7 +133,7 @@ def _plain(name: str, function: Function, options: Options, encoded: Encoded, ca
     learned = () if call.learned is None else (call.learned,)
     seed = {"seed": call.seed} if function.draws else {}
     plain = getattr(reference, name)
-    return plain(call.emb, call.labels, *learned, **rows, **seed, **options.by_name(encoded))
+    return plain(call.emb, call.labels, *learned, **rows, **seed, **options.by_name(encoded), **flags)
 
 
 def _too_many(function: Function, allowed: int, value: object) -> str:
@@ -160,8 +165,8 @@ def check_options(
     function: Function, *, ignore_label: int | None, backend: str | None, **options: Any
 ) -> None:
     """Raise what the public function would raise for these options, before there is a batch."""
-    if "return_active" in options:
-        _flag("return_active", options.pop("return_active"))
+    if function.flag is not None and function.flag.name in options:
+        _flag(function.flag.name, options.pop(function.flag.name))
     Options(function).encode(options)
     if ignore_label is not None:
         encode_ignore_label(ignore_label, torch.int64)

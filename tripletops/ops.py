@@ -301,6 +301,44 @@ for _name in _SCHEMAS:
         _library.impl(f"triton_{_name}", partial(_run_triton, _name), _key)
 
 
+# Which of the mined triplets share no row with an earlier one. Each depends on those before it, so the
+# triplets are gone through one after the other, on the CPU whatever the device: O(N), beside mining's O(N²).
+
+
+def _exclusive(picks: Tensor, self_index: Tensor | None, candidates: int | None) -> Tensor:
+    count = picks.shape[1]
+    own = range(count) if candidates is None else [-1] * count if self_index is None else self_index.tolist()
+    used = bytearray((count if candidates is None else candidates) + 1)  # the last place is that of −1
+    kept = []
+    for anchor, positive, negative in zip(own, *picks.tolist(), strict=True):
+        whole = positive >= 0 and negative >= 0
+        free = not (used[anchor] or used[positive] or used[negative])
+        if whole and free:
+            used[anchor] = used[positive] = used[negative] = True
+            used[-1] = False
+        kept.append(free or not whole)
+    return torch.tensor(kept, dtype=torch.bool, device=picks.device)
+
+
+_library.define(
+    "exclusive(Tensor picks, Tensor? self_index, SymInt? candidates) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.cudagraph_unsafe),
+)
+torch.library.register_fake(
+    "tripletops::exclusive",
+    lambda picks, self_index, candidates: picks.new_empty((picks.shape[1],), dtype=torch.bool),
+    lib=_library,
+)
+_library.impl("exclusive", _exclusive, "CompositeExplicitAutograd")
+
+
+def exclusive(picks: Tensor, self_index: Tensor | None, ref_emb: Tensor | None) -> Tensor:
+    """(N,) bool: False for anchors whose triplet shares a row with the triplet of an earlier anchor."""
+    candidates = None if ref_emb is None else ref_emb.shape[0]
+    kept: Tensor = torch.ops.tripletops.exclusive(picks, self_index, candidates)
+    return kept
+
+
 def mine(backend: str, call: Call) -> Mined:
     """The positive and the negative of every anchor."""
     return Mined(*_OPS[backend].mine.call(call))

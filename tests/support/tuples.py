@@ -25,6 +25,7 @@ from tests.support.checks import assert_within
 from tests.support.oracle import Truth
 from tests.support.terms import Terms, TupleTolerances
 from tripletops import reference
+from tripletops._signatures import returns_count
 from tripletops._words import FUNCTION, OBJECTIVE, REDUCTION, Number, Objective
 
 # All but that of the one triplet per anchor which `mine` picks.
@@ -161,7 +162,7 @@ def run_tuples(batch: Batch, call: ManyTuples) -> Outcome:
         beta = [call.beta.detach().requires_grad_() if isinstance(call.beta, Tensor) else call.beta]
         inputs += [each for each in beta if isinstance(each, Tensor)]
     extra: dict[str, Any] = {"backend": KERNELS}
-    if call.objective.counts_active:
+    if returns_count(FUNCTION[call.function]):
         extra["return_active"] = True
     result = getattr(T, call.function)(batch.emb, batch.labels, *beta, **call.arguments(batch), **extra)
     loss, active = result if isinstance(result, tuple) else (result, None)

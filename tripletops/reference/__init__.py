@@ -307,10 +307,30 @@ def defaults(function: Function) -> dict[str, Any]:
     return {**options, "seed": None} if function.draws else options
 
 
-def mine(emb: Tensor, labels: Tensor, **given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def mine(
+    emb: Tensor, labels: Tensor, *, exclusive: bool = False, **given: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(positive, negative, d_ap, d_an), each (N,); −1 and NaN where there is no such candidate."""
     batch, options = split(emb, labels, {**defaults(FUNCTION["mine"]), **given})
-    return select(batch, **options)
+    positive, negative, d_ap, d_an = select(batch, **options)
+    used: set[int] = set()
+    for anchor in range(len(emb) if exclusive else 0):
+        triplet = {_own_row(anchor, given), int(positive[anchor]), int(negative[anchor])}
+        if positive[anchor] < 0 or negative[anchor] < 0:
+            continue
+        if used.isdisjoint(triplet):
+            used |= triplet - {-1}
+        else:
+            positive[anchor] = negative[anchor] = -1
+            d_ap[anchor] = d_an[anchor] = torch.nan
+    return positive, negative, d_ap, d_an
+
+
+def _own_row(anchor: int, given: dict[str, Any]) -> int:
+    """Where the anchor is among the candidates; −1: nowhere."""
+    if given.get("ref_emb") is None:
+        return anchor
+    return -1 if given.get("self_index") is None else int(given["self_index"][anchor])
 
 
 def split(emb: Tensor, labels: Tensor, given: dict[str, Any]) -> tuple[Batch, dict[str, Any]]:
