@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -12,17 +11,16 @@ from pytorch_metric_learning.losses import NTXentLoss
 from torch import Tensor
 
 from tests.support.backends import Backend
-from tests.support.batches import Batch
-from tests.support.calls import DTYPES
 from tests.support.oracle import Truth
 from tests.support.terms import Terms, errors_of, log_sum_of, nearest_of
-from tests.support.tuples import ManyTuples, check_tuples
+from tests.support.tuples import ManyTuples
 from tests.support.worked import (
     AXES,
     AXES_LABELS,
     COMPASS,
     COMPASS_LABELS,
     RANDOM_ROWS,
+    check_anchors_without_negatives,
     check_peer,
     distances_of,
     random_rows,
@@ -298,17 +296,7 @@ def terms(truth: Truth, call: ManyTuples, picks: tuple[Tensor, Tensor] | None, e
 
 
 def an_anchor_may_lack_negatives(backend: Backend) -> None:
-    """The only negative of anchors 0 and 1 is left out as if it were themselves; others keep theirs."""
-    emb, _ = random_rows(6, 4, 2, seed=3)
-    batch = Batch(
-        emb, torch.zeros(6, dtype=torch.int64), emb.roll(1, 0) + 0.1, torch.tensor([0, 0, 0, 1, 0, 0])
-    )
-    batch = replace(batch, self_index=torch.tensor([3, 3, 0, -1, 2, -1]))
-    for turn, dtype in enumerate(DTYPES):
-        truth = Truth(batch.to(dtype), "cosine")
-        assert truth.negatives.any(1).tolist() == [False, False, True, True, True, True]
-        for call in calls("cosine", 1.0, 0).values():
-            check_tuples(truth, call, *backend.some(REDUCTION.names, turn))
+    check_anchors_without_negatives(backend, calls("cosine", 1.0, 0))
 
 
 ON_EVERY_BACKEND = (an_anchor_may_lack_negatives,)

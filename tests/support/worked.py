@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from pytorch_metric_learning.distances import LpDistance
 from torch import Tensor
 
+from tests.support.backends import Backend
 from tests.support.batches import Batch
-from tests.support.tuples import ManyTuples, beta_by_anchor, beta_of
+from tests.support.calls import DTYPES
+from tests.support.oracle import Truth
+from tests.support.tuples import ManyTuples, beta_by_anchor, beta_of, check_tuples
 from tripletops import reference
+from tripletops._words import REDUCTION
 
 # Five points on a line. Distances of each anchor to its positives | to its negatives, by row:
 #   0 at 0.0:  1 → 1,   2 → 3    |  3 → 2.5,  4 → 7
@@ -128,3 +133,17 @@ def check_peer(
 
 def plain_distance() -> LpDistance:
     return LpDistance(normalize_embeddings=False)
+
+
+def check_anchors_without_negatives(backend: Backend, calls: dict[str, ManyTuples]) -> None:
+    """The only negative of anchors 0 and 1 is left out as if it were themselves; others keep theirs."""
+    emb, _ = random_rows(6, 4, 2, seed=3)
+    batch = Batch(
+        emb, torch.zeros(6, dtype=torch.int64), emb.roll(1, 0) + 0.1, torch.tensor([0, 0, 0, 1, 0, 0])
+    )
+    batch = replace(batch, self_index=torch.tensor([3, 3, 0, -1, 2, -1]))
+    for turn, dtype in enumerate(DTYPES):
+        truth = Truth(batch.to(dtype), "cosine")
+        assert truth.negatives.any(1).tolist() == [False, False, True, True, True, True]
+        for call in calls.values():
+            check_tuples(truth, call, *backend.some(REDUCTION.names, turn))

@@ -5,6 +5,7 @@ The module of the objective `triplet` has the class Triplet.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from functools import cached_property
 from importlib import import_module
@@ -24,7 +25,7 @@ from tripletops.backends.triton.tiles import RANKS
 MEAN, MEAN_NONZERO, SUM, NONE = (REDUCTION.code[word] for word in ("mean", "mean_nonzero", "sum", "none"))
 
 
-class Objective:
+class Objective(ABC):
     """Anything that has a loss and gradients."""
 
     def __init__(self, given: Call | Differentiated) -> None:
@@ -32,11 +33,11 @@ class Objective:
         self.codes, self.numbers = Codes(*given.codes), Numbers(*given.numbers)
         self.device = given.emb.device
 
-    def evaluate(self) -> Evaluated:
-        raise NotImplementedError
+    @abstractmethod
+    def evaluate(self) -> Evaluated: ...
 
-    def differentiate(self, given: Differentiated) -> Gradients:
-        raise NotImplementedError
+    @abstractmethod
+    def differentiate(self, given: Differentiated) -> Gradients: ...
 
 
 def objective_of(given: Call | Differentiated) -> Objective:
@@ -104,20 +105,20 @@ class ManyTuples(Objective):
     # Whether pairs count for themselves: an anchor without a negative still has its positive pairs.
     pairs_stand_alone = False
 
-    def terms(self) -> Terms:
-        raise NotImplementedError
+    @abstractmethod
+    def terms(self) -> Terms: ...
 
+    @abstractmethod
     def shares(self, positives_above_zero: Tensor, negatives_above_zero: Tensor) -> Shares:
         """What each term counts for, given how many are above 0."""
-        raise NotImplementedError
 
+    @abstractmethod
     def pull(self, to: Pulling, kept: Kept, upstream: Upstream) -> None:
         """Add what pairs pull with to the gradients."""
-        raise NotImplementedError
 
     def learned_gradient(self, kept: Kept, upstream: Upstream) -> Tensor:
-        """(L,) the gradient of the learned numbers."""
-        raise NotImplementedError
+        """(L,) the gradient of the learned numbers, where the objective learns some."""
+        raise TypeError(f"{type(self).__name__} learns nothing")
 
     # What the answers are made with.
 

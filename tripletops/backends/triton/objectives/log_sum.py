@@ -1,6 +1,7 @@
 """What objectives share whose negatives enter by a log-sum-exp: ln Σ e^(−rate·d) over the negatives within a
 limit, kept relative to the exponent of the nearest one. Under the cosine, S = 1 − d."""
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from math import inf
 
@@ -16,8 +17,8 @@ from tripletops.backends.triton.pairs import measure
 
 class LogSumObjective(ManyTuples):
     @property
-    def rate(self) -> float:
-        raise NotImplementedError
+    @abstractmethod
+    def rate(self) -> float: ...
 
     @property
     def easy(self) -> bool:

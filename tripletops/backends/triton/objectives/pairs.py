@@ -1,6 +1,8 @@
 """Objectives of pairs that stand alone: [d − start]₊ of positive pairs and [end − d]₊ of negative pairs, all
 of them or one of each for every anchor, picked by rule."""
 
+from abc import abstractmethod
+
 import torch
 from torch import Tensor
 
@@ -15,12 +17,12 @@ from tripletops.backends.triton.selection import Selection
 class PairHinges(ManyTuples):
     pairs_stand_alone = True
 
+    @abstractmethod
     def start(self) -> Tensor:
         """(L,) float64."""
-        raise NotImplementedError
 
-    def end(self) -> Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def end(self) -> Tensor: ...
 
     @property
     def picks_positives(self) -> bool:
