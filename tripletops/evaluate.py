@@ -13,7 +13,6 @@ or nearly so, as those of a collapsed network: some ten times as much.
 
 from __future__ import annotations
 
-import numbers
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from torch import Tensor
 
 from tripletops import functional
 from tripletops._arguments import encode_rows
+from tripletops._rows import check_finite, check_rows, row_distances, whole
 
 __all__ = ["Neighbours", "diameter", "map_at_r", "nearest", "nmi", "nmi_plus", "recall_at_k"]
 
@@ -66,9 +66,9 @@ def nearest(
         use_faiss: let FAISS propose the candidates, which changes nothing but the time it takes. It must be
             installed, the rows must be on the CPU, and not float64.
     """
-    _check_rows("query", query)
+    check_rows("query", query)
     if gallery is not None:
-        _check_rows("gallery", gallery)
+        check_rows("gallery", gallery)
         if gallery.device != query.device:
             raise ValueError(f"query is on {query.device} and gallery on {gallery.device}")
         if gallery.shape[1] != query.shape[1]:
@@ -76,9 +76,9 @@ def nearest(
                 f"query of shape {tuple(query.shape)} and gallery of shape {tuple(gallery.shape)} must have "
                 f"rows of the same length D"
             )
-        _check_finite("gallery", gallery)
-    _check_finite("query", query)
-    distances, indices = zip(*_search(query, gallery, _count("k", k), distance, use_faiss), strict=True)
+        check_finite("gallery", gallery)
+    check_finite("query", query)
+    distances, indices = zip(*_search(query, gallery, whole("k", k), distance, use_faiss), strict=True)
     return Neighbours(torch.cat(distances), torch.cat(indices))
 
 
@@ -106,7 +106,7 @@ def recall_at_k(
         distance, use_faiss: as in `nearest`.
     """
     emb, labels, ref_emb, ref_labels = _labelled(emb, labels, ref_emb, ref_labels)
-    counts = [_count("k", number) for number in (k if isinstance(k, Iterable) else (k,))]
+    counts = [whole("k", number) for number in (k if isinstance(k, Iterable) else (k,))]
     hits = torch.zeros(max(counts, default=1), dtype=torch.int64, device=emb.device)
     start = 0
     for _, indices in _search(emb, ref_emb, len(hits), distance, use_faiss):
@@ -164,7 +164,7 @@ def nmi(emb: Tensor, labels: Tensor, *, clusters: int | None = None, seed: int =
         seed: that of the start.
     """
     emb, labels, _, _ = _labelled(emb, labels, None, None)
-    count = len(labels.unique()) if clusters is None else _count("clusters", clusters)
+    count = len(labels.unique()) if clusters is None else whole("clusters", clusters)
     if len(emb) == 0:
         return nan
     if count > len(emb):
@@ -186,13 +186,13 @@ def nmi_plus(emb: Tensor, labels: Tensor, factor: int, *, seed: int = 0) -> floa
     """NMI+: `nmi` with `factor` times as many clusters as there are classes, so that a class may be in
     several places. The easy-positive-sampling paper takes 10, and 30 for the languages of Omniglot."""
     _, labels, _, _ = _labelled(emb, labels, None, None)
-    return nmi(emb, labels, clusters=max(1, _count("factor", factor) * len(labels.unique())), seed=seed)
+    return nmi(emb, labels, clusters=max(1, whole("factor", factor) * len(labels.unique())), seed=seed)
 
 
 def diameter(emb: Tensor) -> float:
     """The largest euclidean distance between two rows of `emb`, (N, D); 0 for fewer than two rows."""
-    _check_rows("emb", emb)
-    _check_finite("emb", emb)
+    check_rows("emb", emb)
+    check_finite("emb", emb)
     if len(emb) < 2:
         return 0.0
     one_class = torch.zeros(len(emb), dtype=torch.int64, device=emb.device)
@@ -220,7 +220,7 @@ class _Space(NamedTuple):
         step = max(1, _ELEMENTS // max(1, candidates.shape[1] * self.gallery.shape[1]))
         distances = torch.cat(
             [
-                _distances(self.query[some][:, None], self.gallery[theirs])[:, 0]
+                row_distances(self.query[some][:, None], self.gallery[theirs])[:, 0]
                 for some, theirs in zip(rows.split(step), candidates.split(step), strict=True)
             ]
         )
@@ -271,7 +271,7 @@ def _unit(rows: Tensor, side: int) -> Tensor:
         return rows
     largest = rows.abs().amax(1, keepdim=True)
     rows = rows / largest.where(largest > 0, 1)
-    length = _distances(rows, rows.new_zeros(1, rows.shape[1]))
+    length = row_distances(rows, rows.new_zeros(1, rows.shape[1]))
     rows = torch.nn.functional.pad(rows / length.where(length > 0, 1), (0, 2))
     rows[:, side - 2] = (length[:, 0] == 0).to(rows.dtype)
     return rows
@@ -309,7 +309,7 @@ def _nearest_of(space: _Space, rows: Tensor, count: int, keys: Tensor, candidate
     if candidates.shape[1] < len(space.gallery):
         uncertain = keys.amax(1) <= measured[:, -1].square() + _rounding(space, rows, measured[:, -1])
         for which in uncertain.nonzero()[:, 0].split(max(1, _ELEMENTS // len(space.gallery))):
-            from_all = _distances(space.query[rows[which]], space.gallery)
+            from_all = row_distances(space.query[rows[which]], space.gallery)
             if space.excludes_self:
                 from_all.scatter_(1, rows[which, None], inf)
             column = _lowest(space.reported(from_all), count)
@@ -387,11 +387,6 @@ def _lowest(distances: Tensor, count: int) -> Tensor:
     return columns.gather(1, distances.gather(1, columns).sort(stable=True).indices)
 
 
-def _distances(x: Tensor, y: Tensor) -> Tensor:
-    """Euclidean distances from differences: equal rows are at 0, and equal pairs equally far, anywhere."""
-    return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
-
-
 @contextmanager
 def _full_precision(device: str) -> Iterator[None]:
     """Without autocast, TF32 and bfloat16 products, whose rounding the bound on it knows nothing of."""
@@ -419,32 +414,7 @@ def _labelled(
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
     """Queries and gallery, checked; the labels of the gallery are there even if it is the queries."""
     emb, labels, ref_emb, ref_labels, _, _ = encode_rows(emb, labels, ref_emb, ref_labels, None, None)
-    _check_finite("emb", emb)
+    check_finite("emb", emb)
     if ref_emb is not None:
-        _check_finite("ref_emb", ref_emb)
+        check_finite("ref_emb", ref_emb)
     return emb, labels, ref_emb, labels if ref_labels is None else ref_labels
-
-
-def _check_rows(name: str, rows: Tensor) -> None:
-    if not isinstance(rows, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, got {type(rows).__qualname__}")
-    if rows.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-        raise TypeError(f"{name} must be float16, bfloat16, float32 or float64, got {rows.dtype}")
-    if rows.dim() != 2:
-        raise ValueError(f"{name} must be (N, D), got {name} of shape {tuple(rows.shape)}")
-
-
-def _check_finite(name: str, rows: Tensor) -> None:
-    is_finite = rows.isfinite().all(1)
-    if not is_finite.all():
-        first = int((~is_finite).nonzero()[0])
-        raise ValueError(f"{name} of shape {tuple(rows.shape)} is not finite in row {first}")
-
-
-def _count(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"{name} must be an int, got {value!r}")
-    count = int(value)
-    if count < 1:
-        raise ValueError(f"{name}={count}: must be 1 or greater")
-    return count
