@@ -2,7 +2,7 @@
 # from changes. Needed beforehand: python3 (3.10 or newer, with its venv module and headers), make and g++, or the
 # compiler that CXX names.
 #
-#   make demo      the speed table, then a one-minute training on handwritten digits and its report
+#   make demo      the speed table, a collapse and its cure on handwritten digits, and a report: some minute
 #   make test      the tests, then those of the GPU kernels in Triton's interpreter
 #   make test-gpu  the tests and the speed table on a GPU
 #   make fuzz      100,000 calls of all functions with rows of all kinds (some twenty minutes; stopped, it goes on)

@@ -26,6 +26,7 @@ from typing import Literal, overload
 
 from torch import Generator, Tensor
 
+from tripletops import diagnostics as diagnostics
 from tripletops import evaluate as evaluate
 from tripletops import nn as nn
 from tripletops import samplers as samplers

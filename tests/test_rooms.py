@@ -43,6 +43,22 @@ TRITON_MODULES = [
     )
 ]
 
+DIAGNOSTICS = "tripletops.diagnostics"
+ROWS = "tripletops._rows"
+# What each of its modules may import, beside `_rows`.
+DIAGNOSTICS_MODULES = {
+    "rows": {"tripletops._arguments"},
+    "geometry": {"tripletops.functional", "rows"},
+    "compare": {"tripletops.evaluate", "rows"},
+    "spectrum": {"rows"},
+    "quantiles": {"rows"},
+    "overview": {"tripletops.functional", "rows", "geometry", "quantiles", "spectrum"},
+    "separated": {"tripletops._arguments", "rows"},
+    "vector_field": {"rows"},
+    "scatter_diagram": {"tripletops.functional", "rows", "vector_field"},
+    "monitor": {"tripletops._arguments", "tripletops.functional", "tripletops.evaluate", "spectrum"},
+}
+
 RULES = sorted({word.rule or word.name for table in (POSITIVE, NEGATIVE) for word in table.values()})
 
 
@@ -67,6 +83,7 @@ ALLOWED: dict[str, set[str]] = {
         "tripletops.nn",
         "tripletops.functional",
         "tripletops.backends",
+        "tripletops.diagnostics",
         "tripletops.evaluate",
         "tripletops.samplers",
     },
@@ -85,7 +102,16 @@ ALLOWED: dict[str, set[str]] = {
         "tripletops.reference",
         "tripletops.backends",
     },
-    "tripletops.evaluate": {"tripletops._arguments", "tripletops.functional"},
+    ROWS: set(),
+    "tripletops.evaluate": {ROWS, "tripletops._arguments", "tripletops.functional"},
+    DIAGNOSTICS: {f"{DIAGNOSTICS}.{module}" for module in DIAGNOSTICS_MODULES},
+    **{
+        f"{DIAGNOSTICS}.{module}": {
+            ROWS,
+            *(name if "." in name else f"{DIAGNOSTICS}.{name}" for name in allowed),
+        }
+        for module, allowed in DIAGNOSTICS_MODULES.items()
+    },
     "tripletops.samplers": set(),
     "tripletops._arguments": {CALL, SIGNATURES, "tripletops.ops"},
     "tripletops.ops": {CALL, "tripletops.backends", "tripletops.backends.cpu", TRITON},
@@ -104,18 +130,24 @@ ALLOWED: dict[str, set[str]] = {
         for name in family.names
     },
 }
-PACKAGES = {"tripletops", "tripletops.backends", TRITON, *FAMILIES}
+PACKAGES = {"tripletops", "tripletops.backends", DIAGNOSTICS, TRITON, *FAMILIES}
 OUTSIDE = ("bench", "train_ref")
 PUBLIC = {
     "tripletops",
     "tripletops.nn",
     "tripletops.info",
     "tripletops.reference",
+    "tripletops.diagnostics",
     "tripletops.evaluate",
     "tripletops.samplers",
 }
 # What else a module may import, where it waits for a call or serves type checkers alone.
-LATER = {"tripletops.evaluate": {"sklearn", "faiss"}}
+LATER = {
+    "tripletops.evaluate": {"sklearn", "faiss"},
+    f"{DIAGNOSTICS}.vector_field": {"matplotlib"},
+    f"{DIAGNOSTICS}.scatter_diagram": {"matplotlib"},
+    f"{DIAGNOSTICS}.monitor": {"lightning", "transformers"},
+}
 TORCH_HEADER = re.compile(r'^\s*#\s*include\s*[<"](torch|ATen|c10|caffe2)/', re.MULTILINE)
 # What tests may import of tests, beside the `support` of their own package.
 SHARED_BY_TESTS = {"support", "rules", "losses", "objectives", "fuzz"}

@@ -8,7 +8,7 @@
 The functions are those of `_words.FUNCTION`; `__init__.pyi` shows them to type checkers.
 """
 
-from tripletops import evaluate, functional, nn, samplers
+from tripletops import diagnostics, evaluate, functional, nn, samplers
 from tripletops._words import FUNCTION as _FUNCTION
 
 # As an attribute, `backends` is this function; `from tripletops.backends import …` still reads the package.
@@ -19,4 +19,4 @@ globals().update({_name: getattr(functional, _name) for _name in _FUNCTION})
 
 __version__ = "0.1.0"
 
-__all__ = ["Triplets", "__version__", "backends", "evaluate", "nn", "samplers", *_FUNCTION]
+__all__ = ["Triplets", "__version__", "backends", "diagnostics", "evaluate", "nn", "samplers", *_FUNCTION]
