@@ -388,7 +388,7 @@ def test_record_of_a_gpu(tmp_path, a_gpu):
     assert (line["n"], line["ratio"], line["target"], line["met"]) == ("128", "2", "", "")
 
 
-@pytest.mark.parametrize("suite", ["core", "dense"])
+@pytest.mark.parametrize("suite", ["core", "dense", "diagnostics"])
 def test_columns_are_those_of_the_results_so_far(suite):
     path = command.RESULTS / f"{suite}.csv"
     assert path.read_text(encoding="utf-8").splitlines()[0].split(",") == [
