@@ -42,6 +42,7 @@ def test_list_names_every_experiment(capsys):
     assert [line.split()[0] for line in listed] == list(EXPERIMENTS)
     asked = {"collapse-batch-size", "collapse-dim", "eps-even-odd", "eps-omniglot", "eps-trimmed", "eps-cars"}
     asked |= {"eps-cub", "extreme-movement", "extreme-group-size", "extreme-benchmarks"}
+    asked |= {"collapse-toy", "eps-noise", "extreme-field"}
     assert set(EXPERIMENTS) == asked
 
 

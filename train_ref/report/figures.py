@@ -14,22 +14,28 @@ import numpy
 
 from train_ref.outcome import Outcome, Value
 from train_ref.procedures import quarters
+from train_ref.report import collapse_toy_figures, extreme_field_figures, noise_figures
 from train_ref.report.drawing import BLUE, DPI, GREEN, GREY, RED, Array, Drawing, NoFigureError, panels
 from train_ref.report.tables import groups, place_in_words
 from train_ref.settings import Row
+from tripletops import diagnostics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 POINTS = 2000  # of a scatter plot, chosen at random from more
-QUARTERS = ("top-right", "top-left", "bottom-left", "bottom-right")  # as 002, Fig 3, has them
+QUARTERS = diagnostics.QUARTERS
 MINING = {
     ("easy", "hard"): "EPHN",
     ("easy", "semihard"): "EPSHN",
     ("hard", "hard"): "HPHN",
     ("easy", "easy"): "EPEN",
 }
+# The field behind the measured movements: what 002 draws in Fig 2, with the stronger entanglement.
+GAMMA, ENTANGLEMENT = 0.5, 0.8
+FIELD_GRID = 501  # triplets a side, of which a measured one takes the nearest
+FIELD_ARROWS, MEASURED_ARROWS = 11, 15  # along each axis; in a panel
 PHOTOS = {"strips"}  # figures that show images of the data set: published only where the data set may be
 
 
@@ -326,7 +332,7 @@ def _means(lists: Sequence[tuple[int, list[float]]]) -> dict[int, float]:
 
 def movement(drawing: Drawing) -> list[Path]:
     """002, Fig 3: where the triplets stood that moved into each quarter, first steps blue and last ones red,
-    and how many there were. One file a group."""
+    and how many there were, over the field of the row's loss. One file a group."""
     files = []
     for group, rows in groups(drawing.outcome).items():
         moves = {row.key: drawing.arrays(row).get("moves") for row in rows}
@@ -339,19 +345,24 @@ def movement(drawing: Drawing) -> list[Path]:
         for line, row in zip(axes, drawn, strict=True):
             points = moves[row.key]
             assert points is not None
-            _movement_line(line, points, limits)
+            field = diagnostics.field(
+                drawing.settings(row).triplet,
+                gamma=GAMMA,
+                p=ENTANGLEMENT,
+                grid=FIELD_GRID,
+                low=max(-1.0, limits[0]),  # a rounded similarity may be less
+            )
+            _movement_line(line, points, field)
             shares = [drawing.outcome.value(row.key, quarter) for quarter in QUARTERS]
-            heights = [share.mean if share else 0.0 for share in shares]
-            line[-1].set(ylim=(0, 112), xticks=range(4), yticks=(0, 50, 100))
-            line[-1].bar_label(line[-1].bar(range(4), heights, color=GREY, width=0.7), fmt="%.0f", fontsize=8)
-            line[-1].set_xticklabels(["↗", "↖", "↙", "↘"], fontsize=12)
+            _movement_bars(line[-1], [share.mean if share else 0.0 for share in shares], field, points)
             line[0].set_ylabel(f"{row.name}\n$S_{{an}}$", fontsize=9)
-        for panel, title in zip(axes[0], (*QUARTERS, "share (%)"), strict=True):
+        for panel, title in zip(axes[0], (*QUARTERS, "share, field's red (%)"), strict=True):
             panel.set_title(title, fontsize=10)
         for panel in axes[-1][:-1]:
             panel.set_xlabel("$S_{ap}$", fontsize=9)
         figure.suptitle(
-            f"{group}: similarities before a step, by where it moved the triplet; first steps blue, last red",
+            f"{group}: similarities before a step, by where it moved the triplet; first steps blue, last red."
+            f"\nBehind: the field, γ={GAMMA:g}, p={ENTANGLEMENT:g}, shaded where it moves to that quarter",
             fontsize=10,
         )
         files.append(drawing.save(figure, _file_name("movement", group)))
@@ -360,7 +371,7 @@ def movement(drawing: Drawing) -> list[Path]:
     return files
 
 
-def _movement_line(axes: list[Axes], points: Array, limits: tuple[float, float]) -> None:
+def _movement_line(axes: list[Axes], points: Array, field: diagnostics.Field) -> None:
     chosen = _some(len(points), POINTS)
     time, points = chosen / max(1, len(points) - 1), points[chosen]
     where = quarters(points)
@@ -369,7 +380,41 @@ def _movement_line(axes: list[Axes], points: Array, limits: tuple[float, float])
         panel.scatter(
             points[here, 0], points[here, 1], c=time[here], cmap="coolwarm", vmin=0, vmax=1, s=4, linewidths=0
         )
-        _similarities(panel, limits)
+        _measured_arrows(panel, points[here])
+        _field_behind(panel, field, quarter)
+
+
+def _measured_arrows(axes: Axes, points: Array) -> None:
+    """Which way some triplets moved. All arrows have one length: the moves are too short to be seen."""
+    points = points[numpy.abs(points[:, 2:]).max(1) > 0].astype(float)
+    points = points[_some(len(points), MEASURED_ARROWS)]
+    steps = points[:, 2:] / numpy.linalg.norm(points[:, 2:], axis=1, keepdims=True)
+    axes.quiver(*points[:, :2].T, *steps.T, color="black", width=0.007, scale=8, zorder=3)
+
+
+def _field_behind(axes: Axes, field: diagnostics.Field, quarter: str) -> None:
+    """The field's arrows, light, and a shade where it moves triplets to this quarter."""
+    field.draw(axes, "total", arrows=FIELD_ARROWS).set(alpha=0.3, zorder=0)
+    there = diagnostics.quarter_of(field.total_ap, field.total_an) == QUARTERS.index(quarter)
+    colour = diagnostics.QUARTER_COLOURS[quarter]
+    axes.contourf(field.s_ap, field.s_an, there, levels=[0.5, 1.5], colors=[colour], alpha=0.13, zorder=0)
+    low = axes.get_xlim()[0]
+    ticks = [tick for tick in ((-1, 0, 1) if low < -0.5 else (0, 0.5, 1)) if tick >= low]
+    axes.set(xticks=ticks, yticks=ticks, title="", xlabel="", ylabel="")
+
+
+def _movement_bars(axes: Axes, shares: list[float], field: diagnostics.Field, points: Array) -> None:
+    """The measured shares as bars, and as red ticks what the field says of the same triplets."""
+    low, high = float(field.s_ap[0]), float(field.s_ap[-1])
+    places = (points[:, :2].clip(low, high) - low) / (high - low) * (FIELD_GRID - 1)
+    s_ap, s_an = places.round().astype(int).T
+    expected = diagnostics.quarter_of(field.total_ap, field.total_an).numpy()[s_an, s_ap]
+    axes.set(ylim=(0, 112), xticks=range(4), yticks=(0, 50, 100))
+    axes.bar_label(axes.bar(range(4), shares, color=GREY, width=0.5), fmt="%.0f", fontsize=8)
+    by_field = [100 * float((expected == place).mean()) for place in range(4)]
+    beside = [place + 0.38 for place in range(4)]
+    axes.plot(beside, by_field, "_", color=RED, markersize=8, markeredgewidth=3, clip_on=False)
+    axes.set_xticklabels(["↗", "↖", "↙", "↘"], fontsize=12)
 
 
 def _limits(points: Array) -> tuple[float, float]:
@@ -522,6 +567,9 @@ FIGURES: dict[str, Callable[[Drawing], list[Path]]] = {
     "diagrams": diagrams,
     "tsne": tsne,
     "strips": strips,
+    **collapse_toy_figures.FIGURES,
+    **noise_figures.FIGURES,
+    **extreme_field_figures.FIGURES,
 }
 CAPTIONS = {
     "plane": "The first seed's embeddings in the plane. Colours are the classes that training did not see.",
@@ -529,9 +577,16 @@ CAPTIONS = {
     "positives_in_batch": "Recall against the number of positives in the batch; 0 is without EPS.",
     "trimmed": "Recall against the share of the anchors, those with the highest loss, that is left out.",
     "diameter": "The diameter after training, a point a repeat; dashed the bound, dotted what it was before.",
-    "movement": "Where the triplets stood that a step moved into each quarter, and how many of all did.",
+    "movement": "Where the triplets stood that a step moved into each quarter, and how many of all did. "
+    "Black arrows are the directions of some of the moves. Behind them is the field of the row's loss by "
+    f"002's equations 7–12, with γ={GAMMA:g} and p={ENTANGLEMENT:g}: its arrows, light, and a shade where it "
+    "moves to the same quarter. Red ticks in the last column are the shares that it expects of the same "
+    "triplets.",
     "group_size": "Recall against the images of a class in a batch.",
     "diagrams": "Every training image by its similarity to its nearest positive and its nearest negative.",
     "tsne": "t-SNE of the first ten training classes, a colour each.",
     "strips": "The five nearest images for the same six queries; green frames have the query's class.",
+    **collapse_toy_figures.CAPTIONS,
+    **noise_figures.CAPTIONS,
+    **extreme_field_figures.CAPTIONS,
 }
