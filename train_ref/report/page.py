@@ -80,7 +80,7 @@ def warnings(outcome: Outcome) -> list[Block]:
 
 
 def verdicts(outcome: Outcome) -> Points:
-    scale = tables.scale_in_words(outcome)
+    scale = tables.scale_in_words(outcome.config | {"unfinished": outcome.unfinished})
     return Points(
         tuple(
             Paragraph(

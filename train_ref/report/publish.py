@@ -1,4 +1,4 @@
-"""All runs on one page, RESULTS.md, with their figures and numbers beside it, small enough to be committed.
+"""All runs on one page, RESULTS.md, with a page, figures and numbers for each, small enough to be committed.
 
 Nothing of it shows images of a data set that may not be shared, and nothing names a place on the machine.
 """
@@ -6,43 +6,41 @@ Nothing of it shows images of a data set that may not be shared, and nothing nam
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from train_ref.experiments import EXPERIMENTS
 from train_ref.folder import RunFolder, write_whole
 from train_ref.outcome import Outcome
 from train_ref.report import document, page, tables
-from train_ref.report.document import Block, Heading, Links, Paragraph, Picture, Points, Table
+from train_ref.report.document import Block, Heading, Links, Paragraph, Picture, Table
 from train_ref.report.drawing import Drawing, NoFigureError
 from train_ref.report.figures import PHOTOS
-from train_ref.report.tables import experiment_of, name_in_words
-from train_ref.settings import PAPER
-
-
-class Published(NamedTuple):
-    """A run whose files are in place below results/."""
-
-    name: str  # of its folder there
-    outcome: Outcome
-    pictures: list[Block]
+from train_ref.report.tables import experiment_of
 
 
 def publish(folders: Sequence[RunFolder], target: Path, roots: Sequence[Path] | None = None) -> Path:
-    """Write RESULTS.md and results/ into `target`; the path of RESULTS.md."""
-    runs = [_publish_run(name, folder, target, roots) for name, folder in _names(folders).items()]
+    """Write the runs into results/ below `target`, and RESULTS.md on all runs that are there then. A run that
+    was published before stays. Returns the path of RESULTS.md."""
+    for name, folder in _names(folders).items():
+        _publish_run(name, folder, target / "results" / name, roots)
     blocks: list[Block] = [
         Heading(1, "Results"),
         Paragraph(
             "What “python -m train_ref” measured of the papers' claims. That one row is above another is "
             "reproduced if it is so by more than the larger of their standard deviations over the seeds, of "
-            "one seed by anything, and partly if it is so for some rows or in the mean only. Numbers under "
-            "“paper” are the paper's own, at its scale."
+            "one seed by anything, and partly if it is so for some rows or in the mean only. The page of "
+            "each run has its numbers beside the paper's, its figures and how it was run."
         ),
-        _claims(runs),
     ]
-    for run in runs:
-        blocks += _section(run)
+    order = list(EXPERIMENTS)
+    published = {
+        path.parent.name: json.loads(path.read_text(encoding="utf-8"))
+        for path in target.glob("results/*/numbers.json")
+    }
+    for name in sorted(published, key=lambda name: (order.index(published[name]["experiment"]), name)):
+        blocks += _section(name, published[name])
     path = target / "RESULTS.md"
     write_whole(path, document.markdown(blocks).encode())
     return path
@@ -60,7 +58,7 @@ def _names(folders: Sequence[RunFolder]) -> dict[str, RunFolder]:
     return dict(zip(names, folders, strict=True))
 
 
-def _publish_run(name: str, folder: RunFolder, target: Path, roots: Sequence[Path] | None) -> Published:
+def _publish_run(name: str, folder: RunFolder, place: Path, roots: Sequence[Path] | None) -> None:
     outcome = tables.outcome_of(folder)
     drawing = Drawing(outcome, folder.path, roots)
     pictures = [
@@ -69,7 +67,6 @@ def _publish_run(name: str, folder: RunFolder, target: Path, roots: Sequence[Pat
         else block
         for block in page.figures(drawing)
     ]
-    place = target / "results" / name
     for old in place.glob("*.png"):
         old.unlink()
     for block in pictures:
@@ -77,7 +74,6 @@ def _publish_run(name: str, folder: RunFolder, target: Path, roots: Sequence[Pat
             write_whole(place / block.file, (folder.path / block.file).read_bytes())
     write_whole(place / "report.md", document.markdown(page.report(outcome, pictures, roots)).encode())
     write_whole(place / "numbers.json", json.dumps(numbers(outcome), indent=1, ensure_ascii=False).encode())
-    return Published(name, outcome, pictures)
 
 
 def _shareable(drawing: Drawing) -> bool:
@@ -125,59 +121,17 @@ def _rounded(number: float) -> float:
     return float(f"{number:.6g}")
 
 
-def _claims(runs: Sequence[Published]) -> Table:
-    lines = [
-        (run.name, verdict.claim, verdict.outcome, tables.scale_in_words(run.outcome), verdict.because)
-        for run in runs
-        for verdict in experiment_of(run.outcome).judge(run.outcome)
+def _section(name: str, run: Mapping[str, Any]) -> list[Block]:
+    """A published run: what it asks, what became of the claims, and where the rest is."""
+    experiment = EXPERIMENTS[run["experiment"]]
+    verdicts = tuple((each["claim"], each["outcome"], each["because"]) for each in run["verdicts"])
+    place = f"results/{name}"
+    return [
+        Heading(2, name),
+        Paragraph(
+            f"{experiment.paper}: {experiment.shows}. {experiment.question} "
+            f"Run at {tables.scale_in_words(run)}."
+        ),
+        Table(("claim", "verdict", "evidence"), verdicts),
+        Links((("the run's page", f"{place}/report.md"), ("all numbers", f"{place}/numbers.json"))),
     ]
-    return Table(("experiment", "claim", "verdict", "scale", "evidence"), tuple(lines))
-
-
-def _section(run: Published) -> list[Block]:
-    outcome, experiment = run.outcome, experiment_of(run.outcome)
-    made = tables.measure_tables(outcome)
-    chosen = []
-    # The tables that the paper has numbers for, or else the first table of the group.
-    for group in tables.groups(outcome):
-        own = [each for each in made if each.group == group]
-        chosen += [each for each in own if each.published] or own[:1]
-    found: list[Block] = [
-        Heading(2, run.name),
-        Paragraph(f"{experiment.paper}: {experiment.shows}. {experiment.question}"),
-        *page.warnings(outcome),
-        *page.account(outcome),
-    ]
-    for each in chosen:
-        found += [Paragraph("", each.title), each.table] if each.title else [each.table]
-    place = f"results/{run.name}"
-    found += [
-        Picture(f"{place}/{block.file}", block.caption, block.figure) if isinstance(block, Picture) else block
-        for block in run.pictures
-    ]
-    found.append(
-        Points((Paragraph(what_was_run(outcome)), Paragraph(tables.shares_in_words(tables.shares(outcome)))))
-    )
-    found.append(Links((("full report", f"{place}/report.md"), ("all numbers", f"{place}/numbers.json"))))
-    return found
-
-
-def what_was_run(outcome: Outcome) -> str:
-    """One line: the scale, how much of it, and where it is smaller than the paper."""
-    experiment = experiment_of(outcome)
-    done = len(outcome.cells) - len(outcome.unfinished)
-    sentences = [
-        f"Run at {tables.scale_in_words(outcome)}: {done} of {len(outcome.cells)} trainings, "
-        f"{len(outcome.rows)} rows."
-    ]
-    if outcome.config["scale"] != PAPER:
-        differences = [
-            f"{name_in_words(each.setting)} {each.desk} "
-            f"(paper: {each.paper}){f' for {each.rows}' if each.rows else ''}"
-            for each in tables.differences(experiment)
-        ]
-        if differences:
-            sentences.append(f"Otherwise than in the paper: {', '.join(differences)}.")
-        if left_out := tables.only_at(PAPER, experiment):
-            sentences.append(f"Left out at desk scale: {left_out}.")
-    return " ".join(sentences)

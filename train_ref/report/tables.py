@@ -212,18 +212,16 @@ def rows_in_words(rows: Sequence[Row], among: Sequence[Row]) -> str:
 # Scale, completeness, time ----------------------------------------------------------------------------------
 
 
-def scale_in_words(outcome: Outcome) -> str:
-    config = outcome.config
-    own = config["scale"] == PAPER or not differences(experiment_of(outcome))
-    words = ["the paper's scale" if own else f"{config['scale']} scale"]
-    if config["quick"]:
+def scale_in_words(run: Mapping[str, Any]) -> str:
+    """Of a run's configuration, or its published numbers, which name trainings that are missing too."""
+    own = run["scale"] == PAPER or not differences(EXPERIMENTS[run["experiment"]])
+    words = ["the paper's scale" if own else f"{run['scale']} scale"]
+    if run["quick"]:
         words.append("quick trial")
-    if config["changes"]:
-        words.append(
-            "changed: "
-            + ", ".join(f"{name_in_words(name)} {in_words(new)}" for name, new in config["changes"].items())
-        )
-    if outcome.unfinished:
+    if changes := run["changes"]:
+        changed = (f"{name_in_words(name)} {in_words(new)}" for name, new in changes.items())
+        words.append(f"changed: {', '.join(changed)}")
+    if run.get("unfinished"):
         words.append("unfinished")
     return "; ".join(words)
 
