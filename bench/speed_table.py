@@ -18,8 +18,9 @@ ROUNDS = {128: 30, 1024: 15, 4096: 5, 8192: 3}  # how often each size is measure
 OURS, NAIVE, PRODUCT, OTHER = "tripletops", "naive PyTorch", "torch.mm", "pytorch-metric-learning"
 
 
-def speed_table(rounds: Mapping[int, int] = ROUNDS) -> None:
-    """Print the median times at every size of `rounds`; D=128 and K=4 per class."""
+def speed_table(rounds: Mapping[int, int] = ROUNDS) -> dict[int, dict[str, float]]:
+    """Print the median times at every size of `rounds`, D=128, K=4 per class; return them in seconds."""
+    medians = {}
     torch.set_num_threads(THREADS)
     width = 2 + max(len(name) for name in _contenders(8))
     print(f"Batch-hard, forward and backward, in milliseconds: D=128, 4 rows per class, {THREADS} threads")
@@ -27,10 +28,11 @@ def speed_table(rounds: Mapping[int, int] = ROUNDS) -> None:
     print(f"{'N':>6}{heads}{'naive ÷ ours':>14}{'ours ÷ mm':>11}")
     for n, repeats in rounds.items():
         samples = take_turns(_contenders(n), repeats, CALLS_IN_A_BLOCK if n <= SMALL else 1)
-        median = {name: percentile(values, 50) for name, values in samples.items()}
+        median = medians[n] = {name: percentile(values, 50) for name, values in samples.items()}
         cells = "".join(f"{1e3 * seconds:>{width}.2f}" for seconds in median.values())
         ratios = f"{median[NAIVE] / median[OURS]:>14.1f}{median[OURS] / median[PRODUCT]:>11.2f}"
         print(f"{n:>6}{cells}{ratios}", flush=True)
+    return medians
 
 
 def _contenders(n: int) -> dict[str, Call]:

@@ -483,7 +483,8 @@ def test_results_go_beside_those_of_the_same_table(monkeypatch, arguments, name)
 
 
 def test_speed_table(capsys, threads):
-    speed_table({8: 1, 16: 2})
+    medians = speed_table({8: 1, 16: 2})
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 4
-    assert [int(line.split()[0]) for line in lines[2:]] == [8, 16]
+    assert [int(line.split()[0]) for line in lines[2:]] == list(medians) == [8, 16]
+    assert all(seconds > 0 for median in medians.values() for seconds in median.values())
