@@ -28,6 +28,7 @@ Tensor = torch.Tensor
 COINCIDE = 1e-4  # a loss this close to the smallest one counts as the same minimum, in units of α
 LARGEST = 128  # points up to which two modes and one are compared
 FARTHEST = 256  # ranks up to which the weights of far points are compared
+TOGETHER = 32  # starts
 STEP = 1e-3  # of the distances at which a far point's loss is computed, in units of α
 
 
@@ -205,8 +206,14 @@ class Objective(NamedTuple):
 
 
 def descend(loss: Callable[[Tensor], Tensor], start: Tensor, steps: int, rate: float) -> Tensor:
-    """Where Adam ends from every start, (starts, …). The rate falls to a millionth, for the losses have kinks
-    at their minima; epsilon is tiny, for far points have tiny weights."""
+    """Where Adam ends from every start, (starts, …). Few of them descend together, so that their triplets fit
+    into the cache."""
+    return torch.cat([_descend(loss, some, steps, rate) for some in start.split(TOGETHER)])
+
+
+def _descend(loss: Callable[[Tensor], Tensor], start: Tensor, steps: int, rate: float) -> Tensor:
+    """The rate falls to a millionth, for the losses have kinks at their minima; epsilon is tiny, for far
+    points have tiny weights."""
     variable = start.clone().requires_grad_(True)
     optimizer = torch.optim.Adam([variable], lr=rate, betas=(0.9, 0.99), eps=1e-30)
     for step in range(steps):
