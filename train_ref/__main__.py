@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed.nn  # early: if a group exists already, this keeps it and its threads for ever
 from torch import distributed
 
 from train_ref import runner

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 
 import pytest
@@ -196,3 +197,24 @@ def test_torchrun_follows_one_process(tmp_path):
     assert done.returncode != 0
     assert done.stderr.count(f"{folders[1]} is in use by process {os.getpid()} on ") == 2
     assert done.stderr.count("Traceback") == 1  # torchrun's own
+
+
+def test_no_thread_of_a_process_group_outlives_it(tmp_path):
+    """A thread that is left can abort the process while Python ends. The first optimizer imports much of
+    torch, and some of that keeps the group that exists then."""
+    program = """
+        import sys
+        from pathlib import Path
+        import torch
+        from torch import distributed
+        from train_ref import __main__
+        distributed.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+        torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+        distributed.all_reduce(torch.ones(1))
+        distributed.destroy_process_group()
+        print([file.read_text().strip() for file in Path("/proc/self/task").glob("*/comm")])
+    """
+    arguments = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path / "store")]
+    done = subprocess.run(arguments, cwd=ROOT, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "gloo" not in done.stdout
