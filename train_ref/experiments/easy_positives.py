@@ -458,7 +458,7 @@ def _collapses(plain: dict[float, dict[str, float]], loss: str, theorem: int) ->
         )
         holds.append(furthest < _NEAR)
         said.append(
-            f"p={keep:g}: loss {of['smallest loss found']:.4f} (collapsed {of['loss, collapsed']:.4f}), "
+            f"with p={keep:g}: loss {of['smallest loss found']:.4f} (collapsed {of['loss, collapsed']:.4f}), "
             f"diameter {diameter:.0e}, distance {distance:.4f}"
         )
         simplices.append(abs(of["loss, simplices"] - of["loss, collapsed"]))
@@ -484,7 +484,7 @@ def _two_modes(easy: dict[float, dict[str, float]], loss: str, number: int) -> V
         one, both = (of[f"smallest n, {name} in two modes"] for name in ("class 1", "each class"))
         holds.append(max(one, both) < float("inf"))
         said.append(
-            f"p={keep:g}: from n={one:g} (class 1 in two modes), n={both:g} (each class); as computed, "
+            f"with p={keep:g}: from n={one:g} (class 1 in two modes), n={both:g} (each class); as computed, "
             f"{of['loss, collapsed']:.3f} collapsed, {of['loss, class 1 in two modes']:.3f} and "
             f"{of['loss, each class in two modes']:.3f} in two modes, {of['smallest loss found']:.3f} at best"
         )
@@ -502,9 +502,9 @@ def _far_points(easy: dict[float, dict[str, float]], loss: str, number: int) -> 
         settles = of["a far point settles at"]
         holds.append(abs(settles - target) < _NEAR and max(ranks) < float("inf"))
         said.append(
-            f"p={keep:g}: at {settles:.3f}α, from rank {ranks[0]:g} on (own class first), {ranks[1]:g} (any "
-            f"order); of one anchor alone {of['one anchor, points one level out']:g} points are there and "
-            f"the farthest is {of['one anchor, farthest point beyond it']:.2f}α beyond the nearest"
+            f"with p={keep:g}: at {settles:.3f}α, from rank {ranks[0]:g} on (own class first), {ranks[1]:g} "
+            f"(any order); of one anchor alone {of['one anchor, points one level out']:g} points are there "
+            f"and the farthest is {of['one anchor, farthest point beyond it']:.2f}α beyond the nearest"
         )
     return Verdict(claim, word(all(holds), any(holds)), "; ".join(said))
 
