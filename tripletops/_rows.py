@@ -7,6 +7,8 @@ import numbers
 import torch
 from torch import Tensor
 
+_BLOCK = 1024  # rows that are looked at together
+
 
 def check_rows(name: str, rows: Tensor) -> None:
     if not isinstance(rows, Tensor):
@@ -17,10 +19,12 @@ def check_rows(name: str, rows: Tensor) -> None:
         raise ValueError(f"{name} must be (N, D), got {name} of shape {tuple(rows.shape)}")
 
 
-def check_finite(name: str, rows: Tensor) -> None:
-    is_finite = rows.isfinite().all(1)
+def check_finite(name: str, rows: Tensor, index: Tensor | None = None) -> None:
+    """`index`: which rows of the caller's these are; None: all."""
+    is_finite = torch.cat([some.isfinite().all(1) for some in rows.split(_BLOCK)])
     if not is_finite.all():
         first = int((~is_finite).nonzero()[0])
+        first = first if index is None else int(index[first])
         raise ValueError(f"{name} of shape {tuple(rows.shape)} is not finite in row {first}")
 
 

@@ -67,11 +67,7 @@ def labelled(emb: Tensor, labels: Tensor, ignore_label: int | None) -> Labelled:
         index = (labels != ignore_label).nonzero()[:, 0]
         emb, labels = emb[index], labels[index]
     emb = emb.detach()
-    is_finite = torch.cat([some.isfinite().all(1) for some in emb.split(BLOCK)])
-    if not is_finite.all():
-        first = int((~is_finite).nonzero()[0])
-        row = first if index is None else int(index[first])
-        raise ValueError(f"emb of shape {tuple(emb.shape)} is not finite in row {row}")
+    check_finite("emb", emb, index)
     return Labelled(emb, labels, index)
 
 
