@@ -7,12 +7,12 @@ The paper's points are not published. So many random sets are drawn, and the fir
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import nan
 
 import torch
 from torch import Tensor
 
 import tripletops as T
+from train_ref.computed import percent
 from train_ref.settings import AboveZero, Computation, Computed, Count
 from tripletops.diagnostics import diameter, hausdorff, to_separated
 
@@ -67,10 +67,6 @@ def _triplet(flat: Tensor, rows: int) -> Tensor:
     return torch.stack([flat // rows**2, flat // rows % rows, flat % rows], -1)
 
 
-def _percent(mask: Tensor) -> float:
-    return 100 * float(mask.double().mean()) if len(mask) else nan
-
-
 def _distances(settings: Toy, seed: int, points: Tensor, labels: Tensor) -> Computed:
     search = {"starts": settings.starts, "steps": settings.search_steps, "seed": seed}
     haus = to_separated(points, labels, metric="hausdorff", **search)
@@ -95,17 +91,17 @@ def _distances(settings: Toy, seed: int, points: Tensor, labels: Tensor) -> Comp
         "c: median": float(c.median()),
         "c: highest": float(c.max()),
         "c: change by twice the search": float((again - c[:CHECKED]).abs().max()),
-        "sets/separated already": 100 - _percent(wrong),
-        "sets/c ≤ 0.53": _percent(c <= PUBLISHED_C),
-        "sets/½·d_iso ≤ d_haus": _percent(d_iso / 2 <= d_haus),
-        "sets/½·L ≤ d_iso": _percent(loss / 2 <= d_iso),
-        "sets/d_iso is ½·L within 1 %": _percent(d_iso <= (1 + WITHIN) * loss / 2),
-        "sets/d_iso ≤ 2·L": _percent(d_iso <= 2 * loss),
-        "sets/hardest has the largest discrepancy within 1 %": _percent(
+        "sets/separated already": 100 - percent(wrong),
+        "sets/c ≤ 0.53": percent(c <= PUBLISHED_C),
+        "sets/½·d_iso ≤ d_haus": percent(d_iso / 2 <= d_haus),
+        "sets/½·L ≤ d_iso": percent(loss / 2 <= d_iso),
+        "sets/d_iso is ½·L within 1 %": percent(d_iso <= (1 + WITHIN) * loss / 2),
+        "sets/d_iso ≤ 2·L": percent(d_iso <= 2 * loss),
+        "sets/hardest has the largest discrepancy within 1 %": percent(
             of_hardest >= (1 - WITHIN) * totals.amax(1)
         ),
-        "sets/same triplet": _percent(hardest == largest),
-        "sets/same three points": _percent((triplets[0].sort(1).values == triplets[1].sort(1).values).all(1)),
+        "sets/same triplet": percent(hardest == largest),
+        "sets/same three points": percent((triplets[0].sort(1).values == triplets[1].sort(1).values).all(1)),
     }
     arrays = {
         "f": f[0],
@@ -167,8 +163,8 @@ def _descent(settings: Toy, seed: int, points: Tensor, labels: Tensor) -> Comput
         "sets/diameter left by the nearest separated": 100 * float((ideal / before).mean()),
         "sets/loss over diameter before": 100 * float((losses[0] / before).mean()),
         "sets/loss over diameter after": 100 * float((losses[1] / after).mean()),
-        "sets/shrunk by half or more": _percent(after <= before / 2),
-        "sets/diameter after ≥ diam₀ − 2·L₀": _percent(after >= bound),
+        "sets/shrunk by half or more": percent(after <= before / 2),
+        "sets/diameter after ≥ diam₀ − 2·L₀": percent(after >= bound),
         "sets/d_haus moved over d_haus(f₀, F_TS)": 100 * float((moved / nearest.upper).mean()),
     }
     arrays = {

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from train_ref.computed import percent
 from train_ref.settings import AboveZero, Computation, Computed, Count, FromZero
 from tripletops import diagnostics
 
@@ -67,10 +68,6 @@ def field_of(settings: FieldSettings, p: float, low: float = 0.0) -> diagnostics
 def inside(low: float, p: float) -> str:
     """The measure of what moves to the top right in a square at (1, 1)."""
     return f"to the top right inside [s, 1]², p={p:g}/s={low:g}"
-
-
-def percent(mask: Tensor) -> float:
-    return 100 * float(mask.double().mean())
 
 
 def _measures(settings: FieldSettings) -> dict[str, float]:

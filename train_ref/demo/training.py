@@ -163,7 +163,7 @@ def train(digits: Digits, setting: Setting, seed: int, steps: int) -> Training:
     model = network(setting, seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=setting.learning_rate)
     monitor = setting.monitor()
-    before = _embed(model, digits.train)
+    before = after = _embed(model, digits.train)
     losses, diameters, said = [], [diameter(before)], ""
     for rows in batches(digits, setting, seed, steps):
         emb, labels = model(digits.train.pixels[rows]), digits.train.digits[rows]
@@ -176,7 +176,8 @@ def train(digits: Digits, setting: Setting, seed: int, steps: int) -> Training:
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-        diameters.append(diameter(_embed(model, digits.train)))
+        after = _embed(model, digits.train)
+        diameters.append(diameter(after))
     held_out, unseen = (recall_at_k(_embed(model, images), images.digits, 1)[1] for images in digits[1:])
     return Training(
         setting=setting,
@@ -186,7 +187,7 @@ def train(digits: Digits, setting: Setting, seed: int, steps: int) -> Training:
         warning=said,
         warned_at=min(monitor.warned.values(), default=None),
         before=before,
-        after=_embed(model, digits.train),
+        after=after,
         held_out=held_out,
         unseen=unseen,
     )
