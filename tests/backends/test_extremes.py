@@ -207,6 +207,21 @@ def test_picks_among_rows_that_are_nearly_parallel(backend, count, width, seed):
         check(truth, positive, negative, TripletOptions("cosine"))
 
 
+# Rows whose offset is many times their spread
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize(("offset", "spread"), [(0.5, -20), (1.0, -17), (1000.0, -7)])
+def test_picks_among_rows_with_a_large_offset(backend, offset, spread, dtype):
+    """Offset over spread leaves float16, as the spread itself does not."""
+    generator = torch.Generator().manual_seed(spread + 100)
+    rows = 2.0**spread * torch.randint(-15, 16, (40, 6), generator=generator)
+    rows[:, 0] = offset
+    truth = Truth(Batch(rows.to(dtype), labels_of(40, 5, generator)), "euclidean")
+    for positive, negative in (("hard", "hard"), ("easy", "semihard")):
+        check(truth, positive, negative, TripletOptions())
+
+
 # Huge rows
 
 HUGE = {torch.bfloat16: 122, torch.float32: 122, torch.float64: 1018}
