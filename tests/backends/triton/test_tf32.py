@@ -15,8 +15,17 @@ import torch
 from torch import Tensor
 
 from tests.support.oracle import PICK
+from tripletops.backends.triton.tiles import TILES
 
-DEPTH = 32  # of a tile: the sum over as much joins the sums before it by an ordinary addition
+# Of the tiles that select: the sum over as many dimensions joins the sums before it by an ordinary addition.
+DEPTHS = sorted(
+    {
+        tile.depth
+        for table in TILES.values()
+        for tile in table["select"][torch.float32]
+        if tile.precision == "tf32x3"
+    }
+)
 ADDED_AT_ONCE = 8  # products that one instruction adds to a sum
 
 
@@ -36,17 +45,17 @@ def towards_zero(x: Tensor) -> Tensor:
     return torch.where(nearest.double().abs() > x.abs(), torch.nextafter(nearest, torch.zeros(())), nearest)
 
 
-def multiplied(x: Tensor, y: Tensor, precision: str) -> Tensor:
+def multiplied(x: Tensor, y: Tensor, precision: str, depth: int) -> Tensor:
     """x·yᵀ in float32, of rows of it."""
     factors = [(x, y)]
     if precision == "tf32x3":
         x_big, y_big = rounded(x), rounded(y)
         factors = [(x - x_big, y_big), (x_big, y - y_big), (x_big, y_big)]
     total = torch.zeros(len(x), len(y))
-    for block in range(0, x.shape[1], DEPTH):
+    for block in range(0, x.shape[1], depth):
         part = torch.zeros_like(total)
         for a, b in factors:
-            for start in range(block, min(block + DEPTH, x.shape[1]), ADDED_AT_ONCE):
+            for start in range(block, min(block + depth, x.shape[1]), ADDED_AT_ONCE):
                 some = slice(start, start + ADDED_AT_ONCE)
                 read = truncated(a[:, some]).double(), truncated(b[:, some]).double()
                 part = towards_zero(part.double() + read[0] @ read[1].T)
@@ -54,9 +63,9 @@ def multiplied(x: Tensor, y: Tensor, precision: str) -> Tensor:
     return total
 
 
-def keys(rows: Tensor, precision: str) -> Tensor:
+def keys(rows: Tensor, precision: str, depth: int) -> Tensor:
     half = (rows.double().square().sum(1) / 2).float()
-    return half[:, None] + half - multiplied(rows, rows, precision)
+    return half[:, None] + half - multiplied(rows, rows, precision, depth)
 
 
 def random_rows(width: int) -> Tensor:
@@ -76,15 +85,18 @@ def long_and_short_rows(width: int) -> Tensor:
     return rows * torch.logspace(-3, 0, len(rows))[:, None]
 
 
+@pytest.mark.parametrize("depth", DEPTHS)
 @pytest.mark.parametrize("rows_of", [random_rows, opposite_rows, long_and_short_rows])
 @pytest.mark.parametrize("width", [3, 16, 128, 512])
-def test_keys_by_three_products_keep_the_promise_about_picks(rows_of, width):
+def test_keys_by_three_products_keep_the_promise_about_picks(rows_of, width, depth):
     rows = rows_of(width)
     rows = (rows.double() - rows.double().mean(0)).float()
     exact = rows.double()
     square = (exact[:, None] - exact).square().sum(2)
     bound = PICK * (4 + math.sqrt(width)) * exact.square().sum(1).amax()
     # A pick and the extreme it is mistaken for may be off by as much each, in opposite directions.
-    off = {name: 2 * (2 * keys(rows, name).double() - square).abs().max() for name in ("tf32x3", "tf32")}
+    off = {
+        name: 2 * (2 * keys(rows, name, depth).double() - square).abs().max() for name in ("tf32x3", "tf32")
+    }
     assert off["tf32x3"] <= bound
     assert off["tf32"] > bound
