@@ -51,11 +51,17 @@ TRIPLETOPS_INLINE void store_vector(V v, T* to) {
 
 // As many elements as a vector of doubles has, widened.
 TRIPLETOPS_INLINE DoubleVector load_doubles(const double* from) { return load_vector<double>(from); }
-TRIPLETOPS_INLINE DoubleVector load_doubles(const float* from) {
+template <class V = DoubleVector>
+TRIPLETOPS_INLINE V load_doubles(const float* from) {
+#if defined(__x86_64__)
+  // GCC 12 takes __builtin_convertvector of these apart, element by element.
+  if constexpr (Isa::vector_bytes == 64) return _mm512_cvtps_pd(_mm256_loadu_ps(from));
+  if constexpr (Isa::vector_bytes == 32) return _mm256_cvtps_pd(_mm_loadu_ps(from));
+#endif
   typedef float Narrow __attribute__((vector_size(Isa::vector_bytes / 2)));
   Narrow narrow;
   std::memcpy(&narrow, from, sizeof narrow);
-  return __builtin_convertvector(narrow, DoubleVector);
+  return __builtin_convertvector(narrow, V);
 }
 
 template <class T>
