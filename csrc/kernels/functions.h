@@ -2,6 +2,8 @@
 // them. That code is compiled once, for every machine; the functions are compiled for each instruction set.
 #pragma once
 
+#include <limits>
+
 #include "call.h"
 #include "costs/costs.h"
 
@@ -74,6 +76,19 @@ inline void improve(T key, int32_t index, T* best, int32_t* best_index) {
 }
 }  // namespace
 
+// What a pair pulls with, but for the cosine: d(distance)/dx is this times x - y.
+namespace {
+inline double pull_factor(Distance distance, double value, double weight) {
+  return distance == Distance::euclidean ? weight / value : 2 * weight;
+}
+// The factor may not fit into T where the product does.
+template <class T>
+inline bool is_plain_pull(double value, double factor) {
+  const double size = factor < 0 ? -factor : factor;
+  return value < double(std::numeric_limits<T>::max()) && size > 0x1p-100 && size < 0x1p100;
+}
+}  // namespace
+
 constexpr int32_t kBlockRows = 96;   // anchors that share one pass over a panel
 constexpr int32_t kBufferRows = 64;  // at least a panel's columns, or twice a tile's rows and a vector more
 constexpr int32_t kNobody = INT32_MAX;  // an index larger than every candidate's
@@ -141,6 +156,10 @@ struct RowFunctions {
   // sums += weight * d(distance)/dx, where x is the row that receives and y the other one of the pair; under
   // cosine divided by the lift of x.
   void (*pull)(const Pair<T>&, int64_t width, Distance, double distance, double weight, T* sums);
+  // The same of `count` pairs of x, one after the other, all of them plain: sums += factor * (x - other). The
+  // sums are `fresh` where they have not been written to.
+  void (*pull_plainly)(const T* x, const T* const* others, const T* factors, int32_t count, int64_t width,
+                       bool fresh, T* sums);
   // The largest hash of the candidates in positions [begin, end) and of `best`, if there is `any` so far.
   bool (*draw)(uint64_t row_seed, const int32_t* index, int32_t begin, int32_t end, bool any, uint32_t* best);
 };
@@ -152,6 +171,8 @@ struct TileFunctions {
   // rows and more.
   void (*pack)(const Matrix&, const Frame<T>&, const Normaliser* units, const Side<T>& side, int32_t lanes,
                int32_t panel, T* packed, T* half_norms, int32_t* first, T* buffer);
+  // The same of tile `tile` of `anchors`, in their own room, from the panels of the same rows as candidates.
+  void (*repack)(const Side<T>& candidates, int32_t tile, const Side<T>& anchors);
   // Searches anchor tiles [tile_begin, tile_end) x candidate panels [panel_begin, panel_end); `candidates`
   // holds the latter from the first one on.
   void (*search)(const Pairs<T>&, const Search<T>&, int32_t tile_begin, int32_t tile_end, int32_t panel_begin,

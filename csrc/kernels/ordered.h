@@ -12,7 +12,7 @@
 namespace tripletops {
 
 constexpr int32_t kPadding = 128;     // at least a tile's rows, a panel's columns and a block's rows
-constexpr double kSerialBelow = 3e6;  // multiply-adds that are done before a second thread would have woken
+constexpr double kSerialBelow = 1e6;  // multiply-adds that are done before a second thread would have begun
 
 template <class T>
 struct Ordered {

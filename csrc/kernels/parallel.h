@@ -9,6 +9,7 @@
 namespace tripletops {
 
 constexpr int32_t kRowsPerTask = 256;  // fixed, so that sums over rows do not depend on the number of threads
+constexpr int32_t kRowsInTurn = 64;    // the same where nothing is summed: enough tasks for everyday batches
 
 // Calls task(i, worker) for every i in [0, count); `worker` < pool.threads tells concurrent calls apart.
 template <class Task>

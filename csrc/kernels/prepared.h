@@ -56,9 +56,13 @@ struct Prepared {
     frame = cosine ? survey.unit_frame() : survey.grid_frame();
     scale = double(frame.scale);
     if (survey.outliers()) pairs.tiny = T(sizeof(T) == sizeof(float) ? 0x1p-100 : 0x1p-900);
+    if (pairs.symmetric) {
+      pack_both();
+      return true;
+    }
     pack_side(batch.anchors, anchor_units, rows.functions.tile_rows, pairs.anchors);
     pairs.candidates.panels = {nullptr, rows.functions.panel_columns, rows.width};
-    if (pairs.symmetric || packed == Packed::everything)
+    if (packed == Packed::everything)
       pack_side(batch.candidates, candidate_units, rows.functions.panel_columns, pairs.candidates);
     return true;
   }
@@ -197,6 +201,21 @@ struct Prepared {
     Side<T> side;
     side.count = order.count, side.index = order.index, side.group = order.group;
     return side;
+  }
+
+  // The rows of a block are a whole number of panels and of tiles.
+  void pack_both() {
+    const int32_t lanes = rows.functions.panel_columns, tile_rows = rows.functions.tile_rows;
+    const auto pieces = [](int64_t end, int32_t size) { return int32_t((end + size - 1) / size); };
+    const int32_t count = pairs.candidates.count;
+    pairs.candidates = room_for(pairs.candidates, pieces(count, lanes), lanes);
+    pairs.anchors = room_for(pairs.anchors, pieces(count, tile_rows), tile_rows);
+    for_each_range(rows.pool, count, kBlockRows, [&](int64_t begin, int64_t end, int worker) {
+      for (int32_t panel = int32_t(begin) / lanes; panel < pieces(end, lanes); ++panel)
+        pack(rows.batch.candidates, candidate_units, pairs.candidates, panel, panel, worker);
+      for (int32_t tile = int32_t(begin) / tile_rows; tile < pieces(end, tile_rows); ++tile)
+        rows.functions.tiles.repack(pairs.candidates, tile, pairs.anchors);
+    });
   }
 
   void pack_side(const Matrix& matrix, const Normaliser* units, int32_t lanes, Side<T>& side) {

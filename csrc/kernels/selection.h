@@ -183,7 +183,7 @@ class Selection {
 
   void report(const Mined<T>& mined) {
     const RowFunctions<T>& functions = rows.functions.rows;
-    for_each_range(rows.pool, rows.anchors(), kRowsPerTask, [&](int64_t begin, int64_t end, int worker) {
+    for_each_range(rows.pool, rows.anchors(), kRowsInTurn, [&](int64_t begin, int64_t end, int worker) {
       T *x_buffer = rows.buffers[worker], *y_buffer = x_buffer + rows.width;
       for (int32_t a = int32_t(begin); a < end; ++a) {
         const int32_t row = rows.row_of(a);

@@ -58,7 +58,11 @@ void median_of(const T* const* rows, int64_t width, T* median) {
   for (int64_t begin = 0; begin < width; begin += together) {
     const int64_t size = std::min<int64_t>(together, width - begin);
     T values[count][together] = {};
-    for (int i = 0; i < count; ++i) std::copy(rows[i] + begin, rows[i] + begin + size, values[i]);
+    for (int i = 0; i < count; ++i)
+      if (size == together)
+        std::memcpy(values[i], rows[i] + begin, sizeof values[i]);  // of a known size: not a call
+      else
+        std::copy(rows[i] + begin, rows[i] + begin + size, values[i]);
     for (int last = count - 1; last >= count / 2; --last)  // bubbles up the largest one, then the next
       for (int i = 0; i < last; ++i)
         for (int d = 0; d < together; ++d) {
@@ -69,6 +73,9 @@ void median_of(const T* const* rows, int64_t width, T* median) {
     std::copy(values[count / 2], values[count / 2] + size, median + begin);
   }
 }
+
+// As std::round, which is a call for every element, of values within an int32.
+inline double nearest_whole(double value) { return double(int32_t(value + std::copysign(0.5, value))); }
 
 // The same of 1, 3, 5, 7 or kSampled rows.
 template <class V>
@@ -138,7 +145,7 @@ class Survey {
     T* centre = take<T>();
     for (int64_t d = 0; d < rows_.width; ++d) {
       const double away = outliers_ ? 0 : sums_[d] / double(row_count()) * scale / kShrink;
-      centre[d] = T(double(origin_[d]) * scale + std::round(away * 16) / 16);
+      centre[d] = T(double(origin_[d]) * scale + nearest_whole(away * 16) / 16);
     }
     return {centre, T(scale), nullptr};
   }

@@ -255,7 +255,12 @@ T frame_row(const T* row, const Frame<T>& frame, const Normaliser* unit, int64_t
     framed[d] = row[d] * frame.scale - frame.centre[d];
     square += double(framed[d]) * double(framed[d]);
   }
-  for (int lane = 0; lane < lanes; ++lane) square += double(even[lane]) + double(odd[lane]);
+  T parts[2][lanes];
+  store_vector(even, parts[0]), store_vector(odd, parts[1]);
+  double sums[lanes];
+  for (int lane = 0; lane < lanes; lane += kLanes<double>)
+    store_vector(load_doubles(parts[0] + lane) + load_doubles(parts[1] + lane), sums + lane);
+  for (int lane = 0; lane < lanes; ++lane) square += sums[lane];
   // S = 0 of a zero row with everything: 1/2 added on its side makes 1 - S come out of the Gram arithmetic.
   return T(0.5 * square + (unit && width > 0 && is_zero_row(*unit) ? 0.5 : 0));
 }
@@ -286,6 +291,32 @@ void pack(const Matrix& rows, const Frame<T>& frame, const Normaliser* units, co
     interleave_rows<kTileRows>(buffer, width, spilling);
     std::memcpy(packed, spilling, size_t(kTileRows * width) * sizeof(T));
   }
+}
+
+template <class T>
+void repack(const Side<T>& candidates, int32_t tile, const Side<T>& anchors) {
+  constexpr int columns = kPanelColumns<T>, together = kTileRows % 4 == 0 ? 4 : 2;
+  static_assert(kTileRows % together == 0 && columns % together == 0);
+  const int64_t width = candidates.panels.width;
+  const int32_t packed_rows = (candidates.count + columns - 1) / columns * columns;
+  T* packed = anchors.panels.panel(tile);
+  int32_t smallest = kNobody;
+  for (int r = 0; r < kTileRows; r += together) {
+    const int32_t row = tile * kTileRows + r;
+    const T* from = candidates.panels.panel(row / columns) + row % columns;
+    if (row < packed_rows)
+      for (int64_t d = 0; d < width; ++d)
+        std::memcpy(packed + d * kTileRows + r, from + d * columns, together * sizeof(T));
+    else
+      for (int64_t d = 0; d < width; ++d)
+        std::memset(packed + d * kTileRows + r, 0, together * sizeof(T));
+    for (int i = 0; i < together; ++i) {
+      const bool is_row = row + i < candidates.count;
+      anchors.half_norms[row + i] = is_row ? candidates.half_norms[row + i] : T(__builtin_nan(""));
+      if (is_row && candidates.index[row + i] < smallest) smallest = candidates.index[row + i];
+    }
+  }
+  anchors.first[tile] = smallest;
 }
 
 bool draw(uint64_t row_seed, const int32_t* index, int32_t begin, int32_t end, bool any, uint32_t* best) {
@@ -349,6 +380,34 @@ TRIPLETOPS_INLINE void add_to(T* sums, const T* x, const T* y, int64_t width, Te
 }
 
 template <class T>
+void pull_plainly(const T* x, const T* const* others, const T* factors, int32_t count, int64_t width,
+                  bool fresh, T* sums) {
+  constexpr int lanes = kLanes<T>, together = 4;
+  int64_t d = 0;
+  const auto step = [&](auto vectors) {
+    constexpr int size = decltype(vectors)::value;
+    Vector<T> own[size], sum[size];
+    for (int v = 0; v < size; ++v) {
+      own[v] = load_vector<T>(x + d + v * lanes);
+      sum[v] = fresh ? Vector<T>{} : load_vector<T>(sums + d + v * lanes);
+    }
+    for (int32_t i = 0; i < count; ++i)
+      for (int v = 0; v < size; ++v)
+        sum[v] = multiply_add(broadcast<T>(factors[i]), own[v] - load_vector<T>(others[i] + d + v * lanes),
+                              sum[v]);
+    for (int v = 0; v < size; ++v) store_vector(sum[v], sums + d + v * lanes);
+    d += size * lanes;
+  };
+  while (d + together * lanes <= width) step(std::integral_constant<int, together>());
+  while (d + lanes <= width) step(std::integral_constant<int, 1>());
+  for (; d < width; ++d) {
+    T sum = fresh ? T(0) : sums[d];
+    for (int32_t i = 0; i < count; ++i) sum = multiply_add_one(factors[i], x[d] - others[i][d], sum);
+    sums[d] = sum;
+  }
+}
+
+template <class T>
 void pull(const Pair<T>& pair, int64_t width, Distance distance, double value, double weight, T* sums) {
   const T *x = pair.x, *y = pair.y;
   if (weight == 0) return;
@@ -364,34 +423,25 @@ void pull(const Pair<T>& pair, int64_t width, Distance distance, double value, d
     return;
   }
   if (distance == Distance::euclidean && value == 0) return;
-  const double factor = distance == Distance::euclidean ? weight / value : 2 * weight;
-  const double size = factor < 0 ? -factor : factor;
-  const bool too_large = value >= double(kLargest<T>);
-  // The factor may not fit into T where the product does.
-  if (too_large || !(size > 0x1p-100 && size < 0x1p100)) {
-    if (distance == Distance::sqeuclidean) {
-      // Sums stay finite: the sum of two infinities may be NaN.
-      const auto clamp = [&](double z) {
-        const double largest = double(kLargest<T>);
-        return !too_large ? z : z > largest ? largest : z < -largest ? -largest : z;
-      };
-      for (int64_t d = 0; d < width; ++d)
-        sums[d] = T(clamp(double(sums[d]) + clamp(factor * (double(x[d]) - double(y[d])))));
-    } else {  // nor may the value have its digits, being subnormal
-      const ScaledDifference difference = scaled_difference(x, y, width);
-      const double norm = __builtin_sqrt(sum_of_squares(x, y, width, difference));
-      add_to(sums, x, y, width, [&](double a, double b) { return weight * (difference(a, b) / norm); });
-    }
-    return;
+  const double factor = pull_factor(distance, value, weight);
+  if (is_plain_pull<T>(value, factor)) {
+    const T rounded = T(factor);
+    return pull_plainly(x, &y, &rounded, 1, width, false, sums);
   }
-  constexpr int lanes = kLanes<T>;
-  const Vector<T> factors = broadcast<T>(T(factor));
-  int64_t d = 0;
-  for (; d + lanes <= width; d += lanes)
-    store_vector(
-        multiply_add(factors, load_vector<T>(x + d) - load_vector<T>(y + d), load_vector<T>(sums + d)),
-        sums + d);
-  for (; d < width; ++d) sums[d] = multiply_add_one(T(factor), x[d] - y[d], sums[d]);
+  if (distance == Distance::sqeuclidean) {
+    const bool too_large = value >= double(kLargest<T>);
+    // Sums stay finite: the sum of two infinities may be NaN.
+    const auto clamp = [&](double z) {
+      const double largest = double(kLargest<T>);
+      return !too_large ? z : z > largest ? largest : z < -largest ? -largest : z;
+    };
+    for (int64_t d = 0; d < width; ++d)
+      sums[d] = T(clamp(double(sums[d]) + clamp(factor * (double(x[d]) - double(y[d])))));
+  } else {  // nor may the value have its digits, being subnormal
+    const ScaledDifference difference = scaled_difference(x, y, width);
+    const double norm = __builtin_sqrt(sum_of_squares(x, y, width, difference));
+    add_to(sums, x, y, width, [&](double a, double b) { return weight * (difference(a, b) / norm); });
+  }
 }
 
 }  // namespace

@@ -38,8 +38,7 @@ TRIPLETOPS_INLINE Vector<T> above_floor(Vector<T> key, Vector<T> floor) {
 template <Keep keep, class T>
 __attribute__((noinline)) void settle_row(const Pairs<T>& pairs, const TileView<T>& tile, int r, T floor,
                                           Vector<T> least, T* best, int32_t* best_index) {
-  T low = least[0];
-  for (int lane = 1; lane < kLanes<T>; ++lane) low = least[lane] < low ? least[lane] : low;
+  const T low = least_lane<T>(least);
   for (int v = 0; v < kPanelVectors; ++v) {
     const int at = v * kLanes<T>;
     const Vector<T> key = key_of<keep>(load_vector<T>(tile.column_half_norms + at),
@@ -50,14 +49,24 @@ __attribute__((noinline)) void settle_row(const Pairs<T>& pairs, const TileView<
   }
 }
 
-// The anchor of column c against the tile's rows.
+// The anchors of the columns of a vector, those whose bits are set, against the tile's rows; `least` is the
+// least key of each column.
 template <Keep keep, class T>
-__attribute__((noinline)) void settle_column(const Pairs<T>& pairs, const TileView<T>& tile, int c, T floor,
-                                             T* best, int32_t* best_index) {
+__attribute__((noinline)) void settle_columns(const Pairs<T>& pairs, const TileView<T>& tile, int v,
+                                              uint32_t bits, Vector<T> floor, Vector<T> least, T* best,
+                                              int32_t* best_index) {
+  using Indices = decltype(least <= least);
+  Indices lowest = Indices{} + kNobody;
   for (int r = 0; r < kTileRows; ++r) {
-    const T key = key_of<keep>(tile.row_half_norms[r], tile.products[r * kPanelColumns<T> + c]);
-    if (keep != Keep::beyond || key > floor)
-      improve(key, pairs.anchors.index[tile.row + r], best, best_index);
+    const Vector<T> key =
+        key_of<keep>(broadcast<T>(tile.row_half_norms[r]),
+                     load_vector<T>(tile.products + r * kPanelColumns<T> + v * kLanes<T>));
+    const Indices index = Indices{} + pairs.anchors.index[tile.row + r];
+    lowest = (above_floor<keep, T>(key, floor) <= least) & (index < lowest) ? index : lowest;
+  }
+  for (; bits; bits &= bits - 1) {
+    const int lane = __builtin_ctz(bits);
+    improve(least[lane], int32_t(lowest[lane]), best + lane, best_index + lane);
   }
 }
 
@@ -123,10 +132,9 @@ TRIPLETOPS_INLINE void keep_columns(const Pairs<T>& pairs, const TileView<T>& ti
     for (int lane = 0; lane < kLanes<T>; ++lane)
       tie_can_win |= tile.row_first < best_index[v * kLanes<T> + lane];
     if (!tie_can_win) bits &= ~lanes_not_above(bar, least);
-    for (; bits; bits &= bits - 1) {
-      const int c = v * kLanes<T> + __builtin_ctz(bits);
-      settle_column<keep>(pairs, tile, c, floor[c], best + c, best_index + c);
-    }
+    if (bits)
+      settle_columns<keep>(pairs, tile, v, bits, limit, least, best + v * kLanes<T>,
+                           best_index + v * kLanes<T>);
   }
 }
 

@@ -130,6 +130,21 @@ TRIPLETOPS_INLINE V square_root(V v) {
   }
 }
 
+template <int by, class V, size_t... lane>
+TRIPLETOPS_INLINE V rotate_lanes(V v, std::index_sequence<lane...>) {
+  return __builtin_shufflevector(v, v, ((lane + by) % sizeof...(lane))...);
+}
+
+// The least of all lanes, none of which is NaN.
+template <class T, int by = kLanes<T> / 2>
+TRIPLETOPS_INLINE T least_lane(Vector<T> v) {
+  v = keep_least(rotate_lanes<by>(v, std::make_index_sequence<kLanes<T>>()), v);
+  if constexpr (by > 1)
+    return least_lane<T, by / 2>(v);
+  else
+    return v[0];
+}
+
 template <class T>
 constexpr uint32_t kAllLanes = uint32_t((uint64_t(1) << kLanes<T>)-1);
 
