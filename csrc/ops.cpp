@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -16,7 +17,7 @@
 #include <vector>
 
 #include "dispatch.h"
-#include "kernels/scratch.h"
+#include "kernels/gradient.h"
 
 namespace {
 
@@ -128,6 +129,8 @@ class Words {
   const std::vector<int64_t>& codes_;
   size_t next_ = 0;
 };
+
+constexpr int64_t kCodes = 6;
 
 // `draws`: whether a seed is used.
 Call call_of(const CallArguments& given, bool draws) {
@@ -297,6 +300,93 @@ std::tuple<Tensor, Tensor, Tensor> gradient_op(
   return {emb_gradient, ref_gradient, learned_gradient};
 }
 
+// What a loss gives back, where nobody but the kernels wants to see it.
+template <class T>
+class Memory {
+ public:
+  explicit Memory(const Call& call) : Memory(call.batch.anchors.count, kSaved[int(call.objective)]) {}
+
+  Evaluated<T> pointers(T* loss) {
+    return {loss, &active_, &shares_, picks_.get(), picks_.get() + count_, saved_.get()};
+  }
+
+ private:
+  Memory(int64_t count, int64_t saved)
+      : count_(count), picks_(new int64_t[size_t(2 * count)]), saved_(new T[size_t(saved * count)]) {
+    poison(saved_.get(), size_t(saved * count) * sizeof(T));
+  }
+
+  const int64_t count_;
+  double active_ = 0;
+  Shares shares_;
+  const std::unique_ptr<int64_t[]> picks_;
+  const std::unique_ptr<T[]> saved_;
+};
+
+template <class T>
+std::tuple<Tensor, std::vector<Tensor>> loss_with_gradients_typed(const Call& call, bool wants_emb,
+                                                                  bool wants_ref, bool wants_learned) {
+  const Matrix &anchors = call.batch.anchors, &candidates = call.batch.candidates;
+  Tensor loss = empty({}, kScalarType<T>);
+  std::vector<Tensor> gradients;
+  const auto gradient = [&](std::initializer_list<int64_t> shape) {
+    gradients.push_back(empty(shape, kScalarType<T>));
+    return static_cast<T*>(gradients.back().mutable_data_ptr());
+  };
+  const T one = 1;
+  Gradients<T> wanted = {&one, false, nullptr, nullptr, nullptr, true};
+  if (wants_emb) wanted.anchors = gradient({anchors.count, anchors.width});
+  if (wants_ref) wanted.candidates = gradient({candidates.count, candidates.width});
+  if (wants_learned) wanted.learned = gradient({anchors.count});
+  Memory<T> memory(call);
+  evaluate_and_differentiate<T>(functions<T>(), torch_pool(), call,
+                                memory.pointers(static_cast<T*>(loss.mutable_data_ptr())), wanted);
+  return {loss, gradients};
+}
+
+// The gradients are those that are wanted, in the compute type. Codes and numbers come in one tensor, and
+// after what every call has: lists, and arguments that are left out, take a µs longer.
+std::tuple<Tensor, std::vector<Tensor>> loss_with_gradients_op(
+    Tensor emb, Tensor labels, Tensor settings, bool wants_emb, bool wants_ref, bool wants_learned,
+    std::optional<Tensor> ref_emb, std::optional<Tensor> ref_labels, std::optional<Tensor> self_index,
+    std::optional<int64_t> ignore_label, std::optional<Tensor> seed, std::optional<Tensor> learned) {
+  const double* setting = values<double>(settings, kCodes + kNumbers, "settings");
+  const CallArguments given = {emb,
+                               labels,
+                               ref_emb,
+                               ref_labels,
+                               self_index,
+                               ignore_label,
+                               seed,
+                               learned,
+                               {setting, setting + kCodes},
+                               {setting + kCodes, setting + kCodes + kNumbers}};
+  const Call call = call_of(given, true);
+  STD_TORCH_CHECK(call.reduction != Reduction::none, "the gradient of a vector of losses needs its own");
+  STD_TORCH_CHECK((ref_emb || !wants_ref) && (learned || !wants_learned),
+                  "a gradient of what is not there is wanted");
+  return given.is_double() ? loss_with_gradients_typed<double>(call, wants_emb, wants_ref, wants_learned)
+                           : loss_with_gradients_typed<float>(call, wants_emb, wants_ref, wants_learned);
+}
+
+template <class T>
+Tensor scaled_typed(const Tensor& gradient, const Tensor& factor) {
+  const int64_t rows = gradient.size(0), count = gradient.numel();
+  Tensor scaled = gradient.dim() == 2 ? empty({rows, gradient.size(1)}, kScalarType<T>)
+                                      : empty({rows}, kScalarType<T>);
+  const bool exact =
+      scale_gradient(values<T>(gradient, count, "gradient"), count, *values<T>(factor, 1, "factor"),
+                     static_cast<T*>(scaled.mutable_data_ptr()));
+  return exact ? scaled : empty({0}, kScalarType<T>);
+}
+
+// (0,) where the gradient has to be computed anew.
+Tensor scaled_op(Tensor gradient, Tensor factor) {
+  STD_TORCH_CHECK(gradient.dim() == 1 || gradient.dim() == 2, "a gradient has one or two dimensions");
+  return gradient.scalar_type() == ScalarType::Double ? scaled_typed<double>(gradient, factor)
+                                                      : scaled_typed<float>(gradient, factor);
+}
+
 }  // namespace
 
 // tripletops/backends/cpu.py calls these through ctypes, so that the library needs nothing of any Python.
@@ -342,4 +432,6 @@ STABLE_TORCH_LIBRARY_IMPL(tripletops, CPU, library) {
   library.impl("mine", TORCH_BOX(&mine_op));
   library.impl("loss", TORCH_BOX(&loss_op));
   library.impl("gradient", TORCH_BOX(&gradient_op));
+  library.impl("loss_with_gradients", TORCH_BOX(&loss_with_gradients_op));
+  library.impl("scaled", TORCH_BOX(&scaled_op));
 }

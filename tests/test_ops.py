@@ -13,8 +13,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
+from torch.utils._pytree import tree_map_only
 
 import tripletops as T
 from tests.support.ops import (
@@ -168,17 +171,25 @@ def test_a_function_gives_the_gradients_that_are_asked_for(function):
             assert gradient.any()
 
 
+# Of large batches, and of small ones, whose gradients are computed together with the loss.
+ROUTES_OF_FUNCTIONS: tuple[Callable[..., Any], ...] = (
+    lambda *given: (ops.loss("cpu", Call(*given)),),
+    lambda *given: (ops.loss("cpu", Call(*given), []),),
+)
+
+
 @every_objective
 @with_and_without_ref
 def test_both_autograd_routes_give_the_same_bits(objective, ref):
-    """That of the public functions goes around torch's dispatcher."""
+    """Those of the public functions go around torch's dispatcher."""
     for case in cases_of_objective(objective):
         call = case.call(ref=ref)
         inputs = inputs_of(call)
-        by_function = gradients_of(lambda *given: ops.loss("cpu", Call(*given)), call, inputs)
-        for a, b in zip(by_function, gradients_of(CPU.loss, call, inputs), strict=True):
-            assert a.any()
-            assert torch.equal(a, b)
+        expected = gradients_of(CPU.loss, call, inputs)
+        for route in ROUTES_OF_FUNCTIONS:
+            for a, b in zip(gradients_of(route, call, inputs), expected, strict=True):
+                assert a.any()
+                assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +200,7 @@ def test_a_second_derivative_is_refused(objective, which):
     for case in cases_of_objective(objective):
         call = case.call(ref=True)
         wanted = {which: inputs_of(call)[which]}
-        for run in (lambda *given: ops.loss("cpu", Call(*given)), CPU.loss):
+        for run in (*ROUTES_OF_FUNCTIONS, CPU.loss):
             (gradient,) = gradients_of(run, call, wanted, create_graph=True)
             with pytest.raises(RuntimeError, match="first order only"):
                 gradient.square().sum().backward()
@@ -228,12 +239,154 @@ def test_create_graph_alone_is_harmless(function):
 def test_many_gradients_at_once(objective, create_graph):
     reduced = next(case for case in cases_of_objective(objective) if words_of(case)["reduction"] == "none")
     call = reduced.call()
-    loss, _ = ops.loss("cpu", call)
+    loss = ops.loss("cpu", call)
     weights = torch.arange(3.0 * COUNT).reshape(3, COUNT).sin()
     gradient = partial(torch.autograd.grad, loss, call.emb, retain_graph=True)
     expected = torch.stack([gradient(weight)[0] for weight in weights])
     (given,) = gradient(weights, is_grads_batched=True, create_graph=create_graph)
     assert torch.equal(given, expected)
+
+
+# Small batches: gradients that were computed together with the loss
+
+
+REDUCED = {
+    objective: next(case for case in cases_of_objective(objective) if words_of(case)["reduction"] != "none")
+    for objective in OBJECTIVE
+}
+
+
+def small_loss(call: Call) -> Tensor:
+    loss = ops.loss("cpu", call, [])
+    assert "WithGradients" in loss.grad_fn.name()
+    return loss
+
+
+@every_objective
+@with_and_without_ref
+def test_what_arrives_at_the_loss_of_a_small_batch(objective, ref):
+    """Every factor gives what the op of the gradient gives; but for one more rounding where it is no power of
+    two, bit by bit."""
+    call = REDUCED[objective].call(ref=ref)
+    inputs = inputs_of(call)
+    found, expected = small_loss(call), CPU.loss(*call)[0]
+    for factor in (1.0, -2.0, 2.0**16, 0.3, 0.0, 2.0**60, 1e-30, 1e-44, torch.inf, torch.nan):
+        gradients = (
+            torch.autograd.grad(loss, [*inputs.values()], torch.tensor(factor), retain_graph=True)
+            for loss in (found, expected)
+        )
+        for a, b in zip(*gradients, strict=True):
+            rounding = 1e-6 * b.abs().max().item() if factor == 0.3 else 0
+            torch.testing.assert_close(a, b, rtol=0, atol=rounding, equal_nan=True)
+
+
+@pytest.mark.parametrize("scale", [2.0**-63, 2.0**-66, 2.0**-75, 2.0**60])
+@pytest.mark.parametrize("factor", [2.0**-10, 2.0**10, 2.0**16])
+def test_subnormal_and_huge_gradients_of_a_small_batch_are_not_rounded_twice(scale, factor):
+    """Squared distances have gradients of the size of the rows; divided by N, some are subnormal."""
+    given = CASES["triplet_loss"][0].call()
+    emb = (given.emb.detach() * scale * 2.0**-60).requires_grad_()
+    loss = partial(T.batch_hard_loss, emb, given.labels, distance="sqeuclidean", margin=2.0**-100)
+    with_gradients = torch.autograd.grad(loss(), emb, torch.tensor(factor))
+    per_anchor = loss(reduction="none")
+    found = torch.autograd.grad(per_anchor, emb, torch.full_like(per_anchor, factor / COUNT))
+    torch.testing.assert_close(with_gradients, found, rtol=3e-7, atol=2.0**-149)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_small_batches_of_half_precision_are_scaled_before_they_are_rounded(dtype):
+    """As gradient scalers expect: what underflows by itself is there when multiplied by 2^16."""
+    call = SIMPLEST.call()
+    emb = (call.emb.detach() * 2.0**-8).to(dtype).requires_grad_()
+    call = call._replace(emb=emb)
+    small = call._replace(numbers=[number * 2.0**-8 for number in call.numbers])
+    for factor in (1.0, 2.0**16, 2.0**-14):
+        found, expected = (
+            torch.autograd.grad(loss, emb, torch.tensor(factor))[0]
+            for loss in (small_loss(small), CPU.loss(*small)[0])
+        )
+        assert found.dtype is dtype
+        assert torch.equal(found, expected)
+
+
+def test_a_small_batch_can_be_differentiated_again_and_again():
+    call = SIMPLEST.call()
+    loss = small_loss(call)
+    gradient = partial(torch.autograd.grad, loss, call.emb, retain_graph=True)
+    (first,) = gradient()
+    kept = first.clone()
+    first.zero_()
+    assert torch.equal(gradient()[0], kept)
+    assert torch.equal(gradient(torch.tensor(2.0))[0], 2 * kept)
+    (graphed,) = gradient(create_graph=True)
+    assert torch.equal(graphed.detach(), kept)
+    weights = torch.tensor([1.0, -2.0, 0.5])
+    assert torch.equal(gradient(weights, is_grads_batched=True)[0], weights[:, None, None] * kept)
+    loss.backward()
+    call.emb.register_hook(lambda arriving: arriving.mul_(3))
+    call.emb.grad = None
+    small_loss(call).backward(retain_graph=True)
+    assert torch.equal(call.emb.grad, 3 * kept)
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.backward()
+
+
+def test_rows_of_a_small_batch_that_change_before_backward_are_refused():
+    call = SIMPLEST.call()
+    loss = small_loss(call)
+    with torch.no_grad():
+        call.emb.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_what_surrounds_a_small_batch():
+    """Hooks of saved tensors, anomaly detection, checkpoints, and modes without a graph."""
+    given = rows()
+    emb, run = given["emb"], partial(CASES["triplet_loss"][0].public(), **given)
+    (expected,) = torch.autograd.grad(run(), emb)
+    with torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone):
+        hooked = run()
+    with torch.autograd.set_detect_anomaly(True):
+        watched = run()
+    checkpointed = torch.utils.checkpoint.checkpoint(run, use_reentrant=False)
+    for loss in (hooked, watched, checkpointed):
+        assert torch.equal(torch.autograd.grad(loss, emb)[0], expected)
+    with torch.no_grad():
+        assert not run().requires_grad
+    with torch.inference_mode():
+        assert run().is_inference()
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = tree_map_only(Tensor, mode.from_tensor, given)
+        loss = CASES["triplet_loss"][0].public()(**fake)
+        (gradient,) = torch.autograd.grad(loss, fake["emb"])
+        assert gradient.shape == emb.shape
+
+
+def test_large_batches_do_not_compute_gradients_with_the_loss():
+    for count in (1024, 1025):
+        emb = torch.randn(count, 3, requires_grad=True)
+        loss = T.batch_hard_loss(emb, torch.arange(count) // 2)
+        assert ("WithGradients" in loss.grad_fn.name()) == (count == 1024)
+
+
+@every_objective
+def test_gradients_of_small_batches_do_not_depend_on_threads(objective):
+    generator = torch.Generator().manual_seed(0)
+    emb = torch.randn(300, 40, generator=generator, requires_grad=True)
+    call = REDUCED[objective].call()
+    learned = None if call.learned is None else call.learned[:1].detach().expand(300).contiguous()
+    call = call._replace(emb=emb, labels=torch.arange(300) % 75, learned=learned)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            loss = small_loss(call)
+            found.append((loss, *torch.autograd.grad(loss, emb)))
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
 
 
 @every_loss
@@ -576,9 +729,9 @@ def doubled(gradient: Callable[..., Any]) -> Callable[..., list[Tensor]]:
 
 
 ROUTES: dict[str, Callable[[Call], Tensor]] = {
-    "function": lambda call: ops.loss("triton", call)[0],
+    "function": lambda call: ops.loss("triton", call),
     "op": lambda call: TRITON.evaluate(call).loss,
-    "compiled": lambda call: torch.compile(partial(ops.loss, "triton"), fullgraph=True)(call)[0],
+    "compiled": lambda call: torch.compile(partial(ops.loss, "triton"), fullgraph=True)(call),
 }
 
 
@@ -617,7 +770,7 @@ class TestTriton:
     def test_compiled_without_a_graph_break(self, kernels):
         call = CASES["contrastive_loss"][0].call()
         compiled = torch.compile(partial(ops.loss, "triton"), fullgraph=True)
-        assert torch.equal(compiled(call)[0], ops.loss("cpu", call)[0])
+        assert torch.equal(compiled(call), ops.loss("cpu", call))
 
     def test_public_functions_compiled_without_a_graph_break(self, kernels, monkeypatch):
         """The backend is picked while the program is traced."""

@@ -53,6 +53,7 @@ class Encoded(NamedTuple):
     numbers: list[float]  # of `_words.Numbers`
     words: dict[str, Any]  # by option, fixed ones included
     draws: bool  # whether a random seed is needed
+    packed: list[Tensor] | None = None  # for `ops`, where calls share these options
 
 
 class Options:
@@ -88,7 +89,7 @@ class Options:
         key = tuple(given.items())
         encoded = self.encoded.get(key)
         if encoded is None:
-            encoded = self._check(given)
+            encoded = self._check(given)._replace(packed=[])
             if len(self.encoded) >= _REMEMBERED:
                 self.encoded.clear()
             self.encoded[key] = encoded

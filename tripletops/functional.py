@@ -86,7 +86,9 @@ def _public(function: Function) -> Callable[..., Any]:
         rows = encode_rows(emb, labels, ref_emb, ref_labels, self_index, ignore_label)
         learned = None if learns is None else encode_learned(learns.name, given, rows)
         backend = resolve(backend, rows[0].device)
-        drawn = draw_seed(encoded.draws, generator, seed, backend, rows[0], rows[2], learned)
+        drawn = (
+            draw_seed(encoded.draws, generator, seed, backend, rows[0], rows[2], learned) if draws else None
+        )
         call = Call(*rows, drawn, learned, encoded.codes, encoded.numbers)
         return evaluate(function, options, encoded, backend, call, flagged)
 
@@ -100,8 +102,10 @@ def _loss(
     function: Function, options: Options, encoded: Encoded, backend: str, call: Call, return_active: bool
 ) -> Tensor | tuple[Tensor, Tensor]:
     if backend != "reference":
-        loss, totals = ops.loss(backend, call)
-        return (loss, Totals(*totals).active.long()) if return_active else loss
+        if not return_active:
+            return ops.loss(backend, call, encoded.packed)
+        loss, totals = ops.loss_and_totals(backend, call)
+        return loss, Totals(*totals).active.long()
     value: Any = _plain(f"{function.objective}_loss", function, options, encoded, call)
     loss, active = value if isinstance(value, tuple) else (value, None)
     return (loss, active) if return_active else loss

@@ -10,7 +10,7 @@ torch can transform a program: left alone, some of them give wrong derivatives w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, NoReturn, TypeAlias, get_type_hints
 
@@ -129,6 +129,16 @@ def refuse_derivatives(*arguments: Any) -> None:
             )
 
 
+def _is_transformed() -> bool:
+    """Whether anything but autograd may want to know of an op."""
+    return (
+        torch.compiler.is_compiling()
+        or _in_torch_func()
+        or forward_ad._current_level >= 0
+        or torch._C._len_torch_dispatch_stack() > 0
+    )
+
+
 def _refuse_tracing(*_: Any) -> NoReturn:
     raise RuntimeError(f"{_SUPPORTED}; torch.jit.trace was asked for: torch.export takes the same program")
 
@@ -148,48 +158,113 @@ class _Loss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, emb: Tensor, ref_emb: Tensor | None, learned: Tensor | None, run: _Run) -> Tensor:
         op, call, others = run
-        loss, totals, picks, saved = op.run(call)
-        others += totals, picks, saved
-        ctx.save_for_backward(
-            emb, call.labels, ref_emb, call.ref_labels, call.self_index, learned, totals, picks, saved
-        )
-        ctx.op, ctx.ignore_label, ctx.codes, ctx.numbers = (
-            op.gradient,
-            call.ignore_label,
-            call.codes,
-            call.numbers,
-        )
+        loss, *others[:] = op.run(call)
+        _save(ctx, op, call, *others)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        op, call, kept = _saved(ctx)
+        return _gradients(ctx, grad, op, call, *kept)
+
+
+class _LossWithGradients(torch.autograd.Function):
+    """The same of a small batch, with its gradients: backward multiplies them by what arrives."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        emb: Tensor,
+        ref_emb: Tensor | None,
+        learned: Tensor | None,
+        run: tuple[_LossOp, Call, Tensor],
+    ) -> Tensor:
+        op, call, settings = run
+        wants_emb, wants_ref, wants_learned, _ = ctx.needs_input_grad
+        _, labels, _, ref_labels, self_index, ignore_label, seed, _, _, _ = call
+        if ref_emb is None and learned is None and ignore_label is None and seed is None:
+            loss, gradients = _loss_with_gradients(emb, labels, settings, wants_emb)
+        else:
+            wants = wants_emb, wants_ref, wants_learned
+            others = ref_emb, ref_labels, self_index, ignore_label, seed, learned
+            loss, gradients = _loss_with_gradients(emb, labels, settings, *wants, *others)
+        _save(ctx, op, call, *gradients)
         return loss  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        emb, labels, ref_emb, ref_labels, self_index, learned, totals, picks, saved = ctx.saved_tensors
-        wants_emb, wants_ref, wants_learned, _ = ctx.needs_input_grad
-        emb_gradient, ref_gradient, learned_gradient = ctx.op.call(
-            Differentiated(
-                grad.contiguous(),
-                emb,
-                labels,
-                ref_emb,
-                ref_labels,
-                self_index,
-                ctx.ignore_label,
-                learned,
-                ctx.codes,
-                ctx.numbers,
-                totals,
-                picks,
-                saved,
-                wants_emb,
-                wants_ref,
-            )
+        if not (torch.is_grad_enabled() or _is_transformed() or _functorch.is_legacy_batchedtensor(grad)):
+            gradients = _scaled(ctx.saved_tensors[_INPUTS:], grad, ctx.rows_type)
+            if gradients is not None:
+                rest = iter(gradients)
+                return tuple([next(rest) if wanted else None for wanted in ctx.needs_input_grad])
+        op, call, _ = _saved(ctx)
+        _, *others = op.run(call)
+        return _gradients(ctx, grad, op, call, *others)
+
+
+_INPUTS = 7  # tensors of a call
+
+
+def _save(ctx: Any, op: _LossOp, call: Call, *computed: Tensor) -> None:
+    """Keep a call for backward."""
+    emb, labels, ref_emb, ref_labels, self_index, ignore_label, seed, learned, codes, numbers = call
+    ctx.save_for_backward(emb, labels, ref_emb, ref_labels, self_index, seed, learned, *computed)
+    ctx.kept, ctx.rows_type = (op, ignore_label, codes, numbers), emb.dtype
+
+
+def _saved(ctx: Any) -> tuple[_LossOp, Call, list[Tensor]]:
+    emb, labels, ref_emb, ref_labels, self_index, seed, learned, *computed = ctx.saved_tensors
+    op, ignore_label, codes, numbers = ctx.kept
+    call = Call(emb, labels, ref_emb, ref_labels, self_index, ignore_label, seed, learned, codes, numbers)
+    return op, call, computed
+
+
+def _gradients(
+    ctx: Any, grad: Tensor, op: _LossOp, call: Call, totals: Tensor, picks: Tensor, saved: Tensor
+) -> Any:
+    """What the op of the gradient gives for each argument of a Function above."""
+    emb, labels, ref_emb, ref_labels, self_index, ignore_label, _, learned, codes, numbers = call
+    wants_emb, wants_ref, wants_learned, _ = ctx.needs_input_grad
+    emb_gradient, ref_gradient, learned_gradient = op.gradient.call(
+        Differentiated(
+            grad.contiguous(),
+            emb,
+            labels,
+            ref_emb,
+            ref_labels,
+            self_index,
+            ignore_label,
+            learned,
+            codes,
+            numbers,
+            totals,
+            picks,
+            saved,
+            wants_emb,
+            wants_ref,
         )
-        return (
-            emb_gradient if wants_emb else None,
-            ref_gradient if wants_ref else None,
-            learned_gradient if wants_learned else None,
-            None,
-        )
+    )
+    return (
+        emb_gradient if wants_emb else None,
+        ref_gradient if wants_ref else None,
+        learned_gradient if wants_learned else None,
+        None,
+    )
+
+
+def _scaled(gradients: Sequence[Tensor], factor: Tensor, rows_type: torch.dtype) -> Sequence[Tensor] | None:
+    """Gradients times `factor`, those of rows in their type; None where digits would be missing."""
+    if factor.item() != 1:
+        gradients = [_scale(gradient, factor) for gradient in gradients]
+        if not all([gradient.numel() for gradient in gradients]):
+            return None
+    elif torch._C._autograd._get_current_graph_task_keep_graph():
+        # A second backward pass must find what is kept as it is, whatever becomes of the first one's.
+        gradients = [gradient.clone() for gradient in gradients]
+    if rows_type is torch.float16 or rows_type is torch.bfloat16:
+        return [gradient.to(rows_type) if gradient.dim() == 2 else gradient for gradient in gradients]
+    return gradients
 
 
 class _Gradient(torch.autograd.Function):
@@ -224,7 +299,7 @@ class _Op:
 
     def call(self, given: Any) -> Any:
         """Run, `given` being a record of the op's type."""
-        if torch.compiler.is_compiling() or _in_torch_func() or forward_ad._current_level >= 0:
+        if _is_transformed():
             return self.overload(*given)
         return self.recorded(given)  # what torch's dispatcher would come to, 5 µs later
 
@@ -286,8 +361,27 @@ def _define(prefix: str, *tags: torch.Tag) -> _Ops:
     return _Ops(_Op(f"{prefix}mine"), _LossOp(f"{prefix}loss", _GradientOp(f"{prefix}gradient")))
 
 
+# Gradients of small batches are computed together with the loss: to start an op takes as long there as to run
+# it.
+_SMALL = 1024  # rows of a side
+_PLAIN = frozenset({Tensor, torch.nn.Parameter})
+_REDUCTION, _NONE = Codes._fields.index("reduction"), REDUCTION.code["none"]
+
 # Some of triton's read a size back from the GPU, which a CUDA graph cannot hold.
 _OPS = {"cpu": _define(""), "triton": _define("triton_", torch.Tag.cudagraph_unsafe)}
+
+# Two ops that only `_LossWithGradients` calls, below autograd and never while anything is traced.
+_library.define(
+    "loss_with_gradients(Tensor emb, Tensor labels, Tensor settings, "
+    "bool wants_emb, bool wants_ref=False, bool wants_learned=False, Tensor? ref_emb=None, "
+    "Tensor? ref_labels=None, Tensor? self_index=None, int? ignore_label=None, Tensor? seed=None, "
+    "Tensor? learned=None) -> (Tensor, Tensor[])"
+)
+_library.define("scaled(Tensor gradient, Tensor factor) -> Tensor")
+for _name in ("loss_with_gradients", "scaled"):
+    _library.impl(_name, torch.library.fallthrough_kernel, "Autograd")
+_loss_with_gradients = torch.ops.tripletops.loss_with_gradients.default
+_scale = torch.ops.tripletops.scaled.default
 
 
 def _run_triton(name: str, *arguments: Any) -> Any:
@@ -344,7 +438,37 @@ def mine(backend: str, call: Call) -> Mined:
     return Mined(*_OPS[backend].mine.call(call))
 
 
-def loss(backend: str, call: Call) -> tuple[Tensor, Tensor]:
-    """The loss of the call's objective, differentiable in emb, ref_emb and learned; and its totals."""
+def loss(backend: str, call: Call, packed: list[Tensor] | None = None) -> Tensor:
+    """The loss of the call's objective, differentiable in emb, ref_emb and learned.
+
+    `packed` is where the codes and numbers of the call are kept as a tensor, from one call to the next.
+    """
+    op = _OPS[backend].loss
+    if packed is None or backend != "cpu" or not _wants_gradients_now(call):
+        return op.call(call)[0]  # type: ignore[no-any-return]
+    if not packed:
+        packed.append(torch.tensor([*call.codes, *call.numbers], dtype=torch.float64, device="cpu"))
+    run = op, call, packed[0]
+    return _LossWithGradients.apply(call.emb, call.ref_emb, call.learned, run)  # type: ignore[no-any-return]
+
+
+def _wants_gradients_now(call: Call) -> bool:
+    emb, ref_emb, learned = call.emb, call.ref_emb, call.learned
+    return (
+        torch.is_grad_enabled()
+        and (
+            emb.requires_grad
+            or (ref_emb is not None and ref_emb.requires_grad)
+            or (learned is not None and learned.requires_grad)
+        )
+        and emb.shape[0] <= _SMALL
+        and (ref_emb is None or ref_emb.shape[0] <= _SMALL)
+        and call.codes[_REDUCTION] != _NONE
+        and type(emb) in _PLAIN
+        and not _is_transformed()
+    )
+
+
+def loss_and_totals(backend: str, call: Call) -> tuple[Tensor, Tensor]:
     loss, totals, _, _ = _OPS[backend].loss.call(call)
     return loss, totals

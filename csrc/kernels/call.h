@@ -1,5 +1,5 @@
 // What a call is and what it gives back: plain structs on raw pointers, which ops.cpp fills for torch and
-// module.cpp for the tests. The three functions at the end are all that they call.
+// module.cpp for the tests. The functions at the end are all that they call.
 #pragma once
 
 #include <cstdint>
@@ -83,6 +83,7 @@ struct Gradients {
   bool upstream_per_anchor = false;
   void *anchors = nullptr, *candidates = nullptr;
   T* learned = nullptr;
+  bool unrounded = false;  // half-precision rows receive float32
 };
 
 // False where a row that is not ignored holds a non-finite element: then everything is -1 and NaN.
@@ -94,5 +95,10 @@ void evaluate(const Functions<T>&, const Pool&, const Call&, const Evaluated<T>&
 
 template <class T>
 void differentiate(const Functions<T>&, const Pool&, const Call&, const Evaluated<T>&, const Gradients<T>&);
+
+// Both, one after the other.
+template <class T>
+void evaluate_and_differentiate(const Functions<T>&, const Pool&, const Call&, const Evaluated<T>&,
+                                const Gradients<T>&);
 
 }  // namespace tripletops

@@ -7,6 +7,7 @@ namespace tripletops {
 // False where a row that is not ignored, or a number that comes with it, is not finite.
 template <class T>
 bool ManyTuples<T>::ready() {
+  if (stream) return true;  // the loss has just been evaluated
   if (!prepared.prepare(needs()) || !is_finite()) return false;
   for (int32_t a = 0; a < anchors(); ++a) {
     const int64_t positive = rows.positive_count(a), negative = rows.negative_count(a);
@@ -71,7 +72,7 @@ void ManyTuples<T>::differentiate(const Gradients<T>& wanted) {
   const Batch& batch = this->call.batch;
   const Sides sides = {batch.anchors, batch.candidates, batch.self_mining, prepared.anchor_units,
                        prepared.candidate_units};
-  PairList<T> pairs(sides, most_pairs(), rows.scratch);
+  PairList<T> pairs(sides, prepared.distance, most_pairs(), rows.scratch);
   for (int32_t a = 0; a < anchors(); ++a) {
     pairs.start(row_of(a));
     list_pairs(a, upstream[a], pairs);
@@ -137,11 +138,21 @@ void differentiate(const Functions<T>& functions, const Pool& pool, const Call& 
   make_objective<T>(functions, pool, call, result)->differentiate(wanted);
 }
 
+template <class T>
+void evaluate_and_differentiate(const Functions<T>& functions, const Pool& pool, const Call& call,
+                                const Evaluated<T>& result, const Gradients<T>& wanted) {
+  const auto objective = make_objective<T>(functions, pool, call, result);
+  objective->evaluate();
+  objective->differentiate(wanted);
+}
+
 #define TRIPLETOPS_INSTANTIATE(T)                                                                    \
   template class ManyTuples<T>;                                                                      \
   template void evaluate<T>(const Functions<T>&, const Pool&, const Call&, const Evaluated<T>&);     \
   template void differentiate<T>(const Functions<T>&, const Pool&, const Call&, const Evaluated<T>&, \
-                                 const Gradients<T>&);
+                                 const Gradients<T>&);                                               \
+  template void evaluate_and_differentiate<T>(const Functions<T>&, const Pool&, const Call&,         \
+                                              const Evaluated<T>&, const Gradients<T>&);
 TRIPLETOPS_INSTANTIATE(float)
 TRIPLETOPS_INSTANTIATE(double)
 

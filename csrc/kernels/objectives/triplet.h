@@ -48,9 +48,9 @@ class Triplet : public Objective<T> {
     const Sides sides = {batch.anchors, batch.candidates, batch.self_mining};
     Scratch scratch;
     Pool pool = this->pool;
-    if (double(batch.anchors.count + batch.candidates.count) * double(batch.anchors.width) < 1e5)
+    if (double(batch.anchors.count + batch.candidates.count) * double(batch.anchors.width) < 3e4)
       pool.threads = 1;
-    PairList<T> pairs(sides, 2 * this->anchor_count, scratch);
+    PairList<T> pairs(sides, this->call.distance, 2 * this->anchor_count, scratch);
     for (int64_t i = 0; i < this->anchor_count; ++i) {
       if (!is_valid(i)) continue;
       const T upstream = wanted.upstream[wanted.upstream_per_anchor ? i : 0];
