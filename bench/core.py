@@ -98,6 +98,22 @@ def twice_against_once(shape: Shape) -> dict[str, Call]:
     return {"2N": _ours(*_batch(replace(shape, n=2 * shape.n))), "N": _ours(*_batch(shape))}
 
 
+def on_threads(count: int, call: Call) -> Call:
+    """The call on so many threads, whatever the last one ran on."""
+
+    def run() -> None:
+        if torch.get_num_threads() != count:
+            torch.set_num_threads(count)
+        call()
+
+    return run
+
+
+def two_threads_against_one(shape: Shape) -> dict[str, Call]:
+    call = _ours(*_batch(shape))
+    return {"two threads": on_threads(2, call), "one": on_threads(1, call)}
+
+
 def alone(shape: Shape) -> dict[str, Call]:
     return {"ours": _ours(*_batch(shape))}
 
@@ -121,6 +137,12 @@ def _pair(name: str, what: str, contenders: Contenders, first: str, second: str)
     return Row(name, f"{what}, N={{n}}", Target(1.1), Shape(8192), contenders, first, second)
 
 
+def _two_threads(n: int) -> Row:
+    what = "two threads ÷ one, N={n}, D={d}"
+    contenders = two_threads_against_one
+    return Row(f"threads-n{n}", what, Target(1.03), Shape(n), contenders, "two threads", "one", rounds=15)
+
+
 def _peer(peer: str, n: int, target: Target | None = None) -> Row:
     title, _ = PEERS[peer]
     what = f"{title} ÷ ours, N={{n}}, D={{d}}"
@@ -128,7 +150,9 @@ def _peer(peer: str, n: int, target: Target | None = None) -> Row:
     return Row(f"{peer}-n{n}", what, target, Shape(n), partial(against, peer), peer, "ours", rounds=rounds)
 
 
-ROWS = [
+EVERYDAY = (32, 64, 128, 256, 512, 1024)  # the batch sizes of most trainings
+
+COMMON_ROWS = [
     *[
         product_row(
             f"mm-d{d}",
@@ -140,7 +164,7 @@ ROWS = [
         for d, target in ((128, Target(0.5, avx512=0.3)), (512, Target(0.7, avx512=0.5)))
     ],
     _peer("naive", 8192, Target(30, sign="≥")),
-    _peer("naive", 128, Target(4, sign="≥")),
+    *[_peer("naive", n, Target(6, sign="≥")) for n in EVERYDAY],
     *_rules(Shape(8192), 1.15),
     *_rules(Shape(8192, k=1024), 1.5),
     _pair("shuffled", "shuffled ÷ sorted labels", shuffled_against_sorted, "shuffled", "sorted"),
@@ -170,10 +194,10 @@ ROWS = [
     ],
 ]
 
-GPU_ROWS = [
-    row.on("cuda")
-    for row in (*ROWS, *[_peer(peer, n) for peer in ("compile", "metric-learning") for n in (8192, 128)])
-]
+ROWS = [*COMMON_ROWS, *[_two_threads(n) for n in EVERYDAY]]
+
+ONLY_GPU_ROWS = [_peer(peer, n) for peer in ("compile", "metric-learning") for n in (8192, 128)]
+GPU_ROWS = [row.on("cuda") for row in (*COMMON_ROWS, *ONLY_GPU_ROWS)]
 
 
 def check(device: str = "cpu") -> None:

@@ -194,7 +194,8 @@ def test_the_core_table_is_whole():
         "mm-d128": (0.3, 0.5),
         "mm-d512": (0.5, 0.7),
         "naive-n8192": (None, 30),
-        "naive-n128": (None, 4),
+        **{f"naive-n{n}": (None, 6) for n in core.EVERYDAY},
+        **{f"threads-n{n}": (None, 1.03) for n in core.EVERYDAY},
         **{f"{rule}-k4": (None, 1.15) for rule in ("ephn", "epshn", "epen")},
         **{f"{rule}-k1024": (None, 1.5) for rule in ("ephn", "epshn", "epen")},
         **dict.fromkeys(("shuffled", "equal", "bfloat16"), (None, 1.1)),
@@ -204,13 +205,15 @@ def test_the_core_table_is_whole():
     }
     assert {name: row.target.sign for name, row in CORE.items() if row.target.sign != "≤"} == {
         "naive-n8192": "≥",
-        "naive-n128": "≥",
+        **{f"naive-n{n}": "≥" for n in core.EVERYDAY},
     }
 
 
 def test_the_gpu_table_is_whole():
     assert len(GPU) == len(core.GPU_ROWS)
-    assert list(GPU)[: len(CORE)] == list(CORE)
+    common = {row.name for row in core.COMMON_ROWS}
+    assert common == {name for name in CORE if not name.startswith("threads-")}
+    assert list(GPU)[: len(common)] == [row.name for row in core.COMMON_ROWS]
     assert [row.name for row in ONLY_GPU] == [
         "compile-n8192",
         "compile-n128",
@@ -218,8 +221,8 @@ def test_the_gpu_table_is_whole():
         "metric-learning-n128",
     ]
     assert all(row.target is None and row.shape.device == "cuda" for row in core.GPU_ROWS)
-    assert {name: GPU[name].shape.sizes() for name in CORE} == {
-        name: row.shape.sizes() for name, row in CORE.items()
+    assert {name: GPU[name].shape.sizes() for name in common} == {
+        name: CORE[name].shape.sizes() for name in common
     }
     assert GPU["mm-d512"].quick().shape == Shape(1024, d=512, device="cuda")
 
