@@ -89,7 +89,7 @@ sanitize: $(BUILT)
 	TRIPLETOPS_KERNELS_PATH="$$(ls build/sanitize/tripletops/_kernels*.so)" \
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONMALLOC=malloc \
-	$(PY) -m pytest --noconftest -p no:cacheprovider tests/backends/cpu/test_kernels.py
+	$(PY) -m pytest --noconftest -p no:cacheprovider tests/backends/cpu
 
 clean:
 	rm -rf $(VENV) build dist results/demo *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

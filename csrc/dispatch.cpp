@@ -4,11 +4,15 @@
 #include <cstdlib>
 #include <stdexcept>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 namespace tripletops {
 
 extern const InstructionSet kBaseline;
 #if defined(__x86_64__)
-extern const InstructionSet kAvx2, kAvx512;
+extern const InstructionSet kAvx2, kAvxVnni, kAvx512, kAvx512Vnni;
 #endif
 
 namespace {
@@ -28,10 +32,19 @@ template <class T>
 void fill_in(Functions<T>& own, const Functions<T>& base) {
   fill_in(own.rows, base.rows);
   fill_in(own.blocks, base.blocks);
+  if (!own.quantised.scan) own.quantised = base.quantised;
   if (own.tiles.search) return;
   own.tiles = base.tiles;  // one layout of panels, or the other
   own.tile_rows = base.tile_rows, own.panel_columns = base.panel_columns;
 }
+
+#if defined(__x86_64__)
+// GCC 12's __builtin_cpu_supports has no word for it.
+bool has_avx_vnni() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
+}
+#endif
 
 InstructionSet complete(const InstructionSet& set) {
   InstructionSet whole = set;
@@ -50,9 +63,12 @@ const std::vector<InstructionSet>& usable_instruction_sets() {
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
       sets.push_back(complete(kAvx2));
+      if (has_avx_vnni()) sets.push_back(complete(kAvxVnni));
       if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw"))
+          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw")) {
         sets.push_back(complete(kAvx512));
+        if (__builtin_cpu_supports("avx512vnni")) sets.push_back(complete(kAvx512Vnni));
+      }
     }
 #endif
     return sets;

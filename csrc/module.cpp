@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "dispatch.h"
+#include "kernels/certified.h"
 
 namespace {
 
@@ -158,6 +159,22 @@ py::tuple loss(const std::string& instruction_set, int threads, const py::array&
   return matrix_of(emb).storage == Storage::float64 ? loss_typed<double>(given) : loss_typed<float>(given);
 }
 
+py::tuple certified_errors_of(const std::string& instruction_set, const py::array& emb, int distance,
+                              bool farthest, int bytes) {
+  const std::vector<int64_t> labels(size_t(emb.shape(0)), 0);
+  Call call;
+  call.batch.anchors = call.batch.candidates = matrix_of(emb);
+  call.batch.anchor_labels = call.batch.candidate_labels = labels.data();
+  call.distance = Distance(distance);
+  const py::ssize_t count = emb.shape(0);
+  py::array_t<double> exact({count, count}), approximate({count, count}), bound({count, count});
+  if (!certified_errors(functions_of<float>(instruction_set_named(instruction_set)), call,
+                        farthest ? Keep::farthest : Keep::nearest, bytes, exact.mutable_data(),
+                        approximate.mutable_data(), bound.mutable_data()))
+    throw py::value_error(instruction_set + " has no fast products of integers");
+  return py::make_tuple(exact, approximate, bound);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_kernels, module, py::mod_gil_not_used()) {
@@ -167,6 +184,13 @@ PYBIND11_MODULE(_kernels, module, py::mod_gil_not_used()) {
     for (const InstructionSet& set : usable_instruction_sets()) names.emplace_back(set.name);
     return names;
   });
+  module.def(
+      "certified_errors", &certified_errors_of, py::arg("instruction_set"), py::arg("emb"),
+      py::arg("distance"), py::arg("farthest"), py::arg("bytes"),
+      "Half squared distances of all pairs, exactly and by integers, and the bound on their difference.");
+  module.def(
+      "use_certified", [](int use) { set_use_of_certified(UseCertified(use)); },
+      "0 forbids the certified pass, 1 leaves it to the switching rule, 2 forces it.");
   module.def("selected", [] { return std::string(selected_instruction_set().name); });
   module.def(
       "loss", &loss, py::arg("instruction_set"), py::arg("threads"), py::arg("emb"), py::arg("labels"),

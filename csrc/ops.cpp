@@ -423,6 +423,12 @@ __attribute__((visibility("default"))) bool tripletops_select_isa(const char* na
   }
 }
 
+// When the certified pass is tried: a number of UseCertified.
+__attribute__((visibility("default"))) int tripletops_certified() noexcept { return int(use_of_certified()); }
+__attribute__((visibility("default"))) void tripletops_use_certified(int use) noexcept {
+  set_use_of_certified(UseCertified(use));
+}
+
 // The words that the library was built with.
 __attribute__((visibility("default"))) const char* tripletops_fingerprint() noexcept { return kFingerprint; }
 

@@ -12,15 +12,21 @@ import torch
 
 import tripletops
 from tripletops.backends import INTERPRETED
-from tripletops.backends.cpu import instruction_sets, isa
+from tripletops.backends.cpu import instruction_sets, isa, using_certified
 
 if TYPE_CHECKING:
     from tripletops.backends.triton.catalogue import Compilation
 
-__all__ = ["gpu", "gpu_kernels", "instruction_sets", "isa", "report", "triton_version"]
+__all__ = ["gpu", "gpu_kernels", "instruction_sets", "isa", "report", "triton_version", "using_certified"]
 
 _WIDTH = 20
-_VARIABLES = ("TRIPLETOPS_BACKEND", "TRIPLETOPS_ISA", "TRIPLETOPS_AUTOTUNE", "TRITON_INTERPRET")
+_VARIABLES = (
+    "TRIPLETOPS_BACKEND",
+    "TRIPLETOPS_ISA",
+    "TRIPLETOPS_CERTIFIED",
+    "TRIPLETOPS_AUTOTUNE",
+    "TRITON_INTERPRET",
+)
 
 
 def report() -> str:

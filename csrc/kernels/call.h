@@ -86,6 +86,13 @@ struct Gradients {
   bool unrounded = false;  // half-precision rows receive float32
 };
 
+// When the certified pass (certified.h) is tried.
+enum class UseCertified : int { never, where_it_pays, always };
+
+// What TRIPLETOPS_CERTIFIED says when this is first called (0: never, 1: always), until it is set.
+UseCertified use_of_certified();
+void set_use_of_certified(UseCertified);
+
 // False where a row that is not ignored holds a non-finite element: then everything is -1 and NaN.
 template <class T>
 bool mine(const Functions<T>&, const Pool&, const Call&, const Mined<T>&);

@@ -205,12 +205,61 @@ struct BlockFunctions {
   CostFunctions<T> hinge, softplus, exponential;
 };
 
+// Rows as integers: z = scale * q + r, by position, padded. Panel p holds the rows from p * columns on, its
+// dword k of them packed[(p * depth + k) * columns + row]: four int8 or two int16. An int8 is stored with an
+// offset that makes it unsigned, for there are products of unsigned with signed bytes alone.
+struct Quantised {
+  int bytes = 1;  // of an integer
+  int32_t count = 0, columns = 0;
+  int64_t depth = 0;  // dwords of a row, an even number
+  uint32_t* packed = nullptr;
+  int32_t* offset_sum = nullptr;  // minus the offset times the sum of q, where a sum of products begins
+  float *scale = nullptr, *along = nullptr;    // along: r . z
+  float *residual = nullptr, *norm = nullptr;  // |r| and |z|, not less than exactly
+  float* half_norm = nullptr;                  // what stands for |z|^2 / 2 in a half squared distance
+};
+
+// What products of quantised rows are compared with (certified.h), by position.
+struct Scan {
+  const Quantised *anchors = nullptr, *candidates = nullptr;
+  const float *row_scale = nullptr, *row_bar = nullptr, *column_bar = nullptr;
+  const float *row_threshold = nullptr, *column_limit = nullptr;
+  // Keep::beyond alone, else null.
+  const float *row_cut = nullptr, *row_widening = nullptr, *column_ceiling = nullptr, *column_cut = nullptr;
+};
+
+// A pair that passed: `value` is the signed product less the bar of the row.
+struct Hit {
+  int32_t row, column;
+  float value;
+};
+
+// On quantised rows; all of them or none.
+struct QuantisedFunctions {
+  int tile_rows, columns;                        // of a tile, whose rows are a part of a panel; of a panel
+  int largest_byte, largest_half, largest_norm;  // an int8 and an int16 at most, and a row of int16
+  // Panel `panel` out of `count` framed rows, one behind the other; `integers` has room for as many rows.
+  void (*quantise)(const float* framed, int32_t count, int64_t width, const Quantised& to, int32_t panel,
+                   uint32_t* integers);
+  // Lists the pairs of the tile at `row` with the panel that pass, of those that the bits of `allowed` (by
+  // row of the tile; null: all) tell; returns their number.
+  int32_t (*scan)(const Scan&, int32_t row, int32_t panel, const uint32_t* allowed, Hit* hits);
+  // The best candidate of each row of the tile among `count` panels, -1 where there is none.
+  void (*best)(const Scan&, int32_t row, const int32_t* panels, int32_t count, int32_t* candidates);
+  // Half the squared distance of x * x_scale[0] * x_scale[1] and the same of y, in float.
+  float (*half_square)(const float* x, const float* y, int64_t width, const float* x_scale,
+                       const float* y_scale);
+  // The same in double, of framed distances: under the cosine it is the distance.
+  double (*half_square_exact)(const Pair<float>&, int64_t width, Distance, double scale);
+};
+
 template <class T>
 struct Functions {
   int tile_rows, panel_columns;
   RowFunctions<T> rows;
   TileFunctions<T> tiles;
   BlockFunctions<T> blocks;
+  QuantisedFunctions quantised;  // of float; null where the instruction set has no fast integer products
 };
 
 // A name, the next smaller set (null: there is none), and its own functions.

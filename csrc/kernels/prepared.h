@@ -35,6 +35,13 @@ struct Prepared {
 
   // False where a row that is not ignored holds a non-finite element.
   bool prepare(Packed packed) {
+    if (!look()) return false;
+    pack_sides(packed);
+    return true;
+  }
+
+  // The same without packing: `pack_sides` may follow.
+  bool look() {
     const Batch& batch = rows.batch;
     const bool cosine = distance == Distance::cosine;
     if (cosine) {
@@ -52,19 +59,26 @@ struct Prepared {
     pairs.exclude_self_everywhere = rows.exclude_self_everywhere;
     pairs.anchors = side_of(rows.classes.anchors);
     pairs.candidates = side_of(rows.classes.candidates);
-    if (packed == Packed::nothing) return true;
     frame = cosine ? survey.unit_frame() : survey.grid_frame();
     scale = double(frame.scale);
     if (survey.outliers()) pairs.tiny = T(sizeof(T) == sizeof(float) ? 0x1p-100 : 0x1p-900);
+    return true;
+  }
+
+  // Packs what is asked for and has not been packed before.
+  void pack_sides(Packed packed) {
+    const Batch& batch = rows.batch;
+    if (packed == Packed::nothing || rows.classes.anchors.count + rows.classes.candidates.count == 0) return;
     if (pairs.symmetric) {
-      pack_both();
-      return true;
+      if (!pairs.anchors.panels.packed) pack_both();
+      return;
     }
-    pack_side(batch.anchors, anchor_units, rows.functions.tile_rows, pairs.anchors);
+    if (!pairs.anchors.panels.packed)
+      pack_side(batch.anchors, anchor_units, rows.functions.tile_rows, pairs.anchors);
+    if (pairs.candidates.panels.packed) return;
     pairs.candidates.panels = {nullptr, rows.functions.panel_columns, rows.width};
     if (packed == Packed::everything)
       pack_side(batch.candidates, candidate_units, rows.functions.panel_columns, pairs.candidates);
-    return true;
   }
 
   // Room for the panels of `side`, `count` of them.

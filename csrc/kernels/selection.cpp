@@ -29,10 +29,33 @@ Selection<T>::Selection(Prepared<T>& prepared, const Call& call)
       prepared(prepared),
       call(call),
       positive_(make_rule<T>(call.positive)),
-      negative_(make_rule<T>(call.negative)) {}
+      negative_(make_rule<T>(call.negative)),
+      certified_(prepared) {}
 
 template <class T>
-void Selection<T>::search(const Search<T>& wanted, Picks<T>* positives, Picks<T>* negatives) {
+void Selection<T>::search(const Search<T>& asked, Picks<T>* positives, Picks<T>* negatives) {
+  Search<T> wanted = asked;
+  const auto certify = [&](bool same_class, Keep* keep) {
+    Picks<T> picks;
+    if (*keep != Keep::nearest && *keep != Keep::farthest) return picks;
+    picks.index = rows.scratch.filled(rows.anchors() + kPadding, kNobody);
+    if (certified_.pick(same_class, *keep, nullptr, picks.index)) *keep = Keep::nothing;
+    return picks;
+  };
+  const Picks<T> certified_negatives = certify(false, &wanted.negative);
+  // A walk that looks for negatives finds positives by the way; and one beyond them starts from their keys.
+  const bool beyond = negative_->sought() == Keep::beyond && !certified_.may_pay(Keep::beyond);
+  const bool walks = wanted.negative != Keep::nothing || beyond;
+  const Picks<T> certified_positives = walks ? Picks<T>() : certify(true, &wanted.positive);
+  if (wanted.positive != Keep::nothing || wanted.negative != Keep::nothing)
+    walk(wanted, positives, negatives);
+  if (wanted.positive != asked.positive) *positives = certified_positives;
+  if (wanted.negative != asked.negative) *negatives = certified_negatives;
+}
+
+template <class T>
+void Selection<T>::walk(const Search<T>& wanted, Picks<T>* positives, Picks<T>* negatives) {
+  pack();
   // One set of picks for each worker.
   std::vector<Picks<T>> positive_picks, negative_picks;
   for (int worker = 0; worker < rows.pool.threads; ++worker) {
@@ -139,7 +162,7 @@ bool mine(const Functions<T>& functions, const Pool& pool, const Call& call, con
   Ordered<T> rows(functions, pool, call.batch);
   Prepared<T> prepared(rows, call.distance);
   Selection<T> selection(prepared, call);
-  if (!prepared.prepare(selection.needs())) return false;
+  if (!prepared.look()) return false;
   if (rows.anchors() > 0) selection.select(mined);
   return true;
 }

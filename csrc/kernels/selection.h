@@ -8,8 +8,8 @@
 #include <memory>
 #include <vector>
 
+#include "certified.h"
 #include "hash.h"
-#include "prepared.h"
 
 namespace tripletops {
 
@@ -27,6 +27,8 @@ class Rule {
 
   // The extreme that is picked, where the rule is one: both sides' extremes are found in one walk.
   virtual Keep extreme() const { return Keep::nothing; }
+  // What the rule searches for, be it an extreme or not.
+  virtual Keep sought() const { return extreme(); }
   // Which panels the rule's own walks need.
   virtual Packed needs(Distance) const {
     return extreme() == Keep::nothing ? Packed::nothing : Packed::as_needed;
@@ -58,9 +60,9 @@ class Selection {
 
   Selection(Prepared<T>& prepared, const Call& call);
 
-  // What has to be packed before anything is selected.
-  Packed needs() const {
-    return std::max(positive_->needs(prepared.distance), negative_->needs(prepared.distance));
+  // Packs the rows as floats, for rules that walk over them.
+  void pack() {
+    prepared.pack_sides(std::max(positive_->needs(prepared.distance), negative_->needs(prepared.distance)));
   }
 
   // By row of the anchors; rows without an anchor are left as they are.
@@ -76,7 +78,7 @@ class Selection {
     report(mined);
   }
 
-  // The picked positives: rows, and keys in the sign of distances where `positives_have_keys`.
+  // The picked positives, by row.
   const Picks<T>& positives() const { return positives_; }
 
   // An anchor without a pick holds the largest finite key: above every key of scaled rows, below the infinity
@@ -86,8 +88,16 @@ class Selection {
     return {rows.scratch.filled(length, std::numeric_limits<T>::max()), rows.scratch.filled(length, kNobody)};
   }
 
-  // Walks over the tiles and keeps what is asked for; keys of a farthest candidate are negated.
+  // Keeps what is asked for: by the certified pass where that is the better way, which leaves no keys (null),
+  // else by a walk over tiles of float products; keys of a farthest candidate are negated.
   void search(const Search<T>& wanted, Picks<T>* positives, Picks<T>* negatives);
+
+  // The nearest negative strictly farther than `floors`, distances by anchor. False where a search above keys
+  // is the better way; then nothing has been picked.
+  template <class Floors>
+  bool search_beyond(const Floors& floors, Picks<T> picks) {
+    return certified_.may_pay(Keep::beyond) && certified_.pick(false, Keep::beyond, floors(), picks.index);
+  }
 
   // The key that a search would compare for an anchor and a candidate, by row.
   T key_of(int32_t anchor, int32_t candidate_row) const {
@@ -101,7 +111,12 @@ class Selection {
   // By anchor, padded: the key of the picked positive, infinite where there is none.
   T* positive_keys() {
     T* keys = rows.scratch.filled(rows.anchors() + kPadding, std::numeric_limits<T>::infinity());
+    pack();
     const Keep extreme = positive_->extreme();
+    // Certified picks have no keys; those of the walk are picked by the same products as what is compared.
+    Picks<T> none;
+    if (extreme != Keep::nothing && !positives_.key)
+      walk({extreme, Keep::nothing, nullptr}, &positives_, &none);
     for (int32_t a = 0; a < rows.anchors(); ++a) {
       const int32_t positive = positives_.index[a];
       if (positive == kNobody) continue;
@@ -203,6 +218,7 @@ class Selection {
     });
   }
 
+  void walk(const Search<T>&, Picks<T>* positives, Picks<T>* negatives);
   template <class TaskOf>
   void walk_tasks(const Search<T>&, int64_t count, const TaskOf&, const std::vector<Picks<T>>& positives,
                   const std::vector<Picks<T>>& negatives);
@@ -212,6 +228,7 @@ class Selection {
   int32_t block_tiles() const { return kBlockRows / rows.functions.tile_rows; }
 
   std::unique_ptr<Rule<T>> positive_, negative_;
+  CertifiedPass<T> certified_;
   Picks<T> positives_, negatives_;
 };
 

@@ -52,6 +52,19 @@ def using_isa(name: str) -> Iterator[None]:
         _library.tripletops_select_isa(before.encode())
 
 
+@contextmanager
+def using_certified(use: str) -> Iterator[None]:
+    """Forbid ("never") or force ("always") the certified pass for a while. For tests and measurements."""
+    if _library is None:
+        raise RuntimeError(f"the cpu kernels cannot be used: {_reason}")
+    before = _library.tripletops_certified()
+    _library.tripletops_use_certified(("never", "where it pays", "always").index(use))
+    try:
+        yield
+    finally:
+        _library.tripletops_use_certified(before)
+
+
 def _load() -> str | None:
     """Load the library, which gives torch the ops; the reason where it cannot be used."""
     global _library
@@ -70,6 +83,7 @@ def _load() -> str | None:
         ):
             function.restype = ctypes.c_char_p
         library.tripletops_select_isa.restype = ctypes.c_bool
+        library.tripletops_use_certified.restype = None
     except (OSError, AttributeError) as error:  # AttributeError: it was built from other sources
         said = error.__cause__ or error  # torch's own error names the file alone
         return f"the compiled library cannot be loaded: {said}; {_BUILD}"

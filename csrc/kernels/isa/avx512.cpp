@@ -12,11 +12,14 @@ struct Isa {
   static constexpr int vector_bytes = 64;
   static constexpr bool fused = true;
   static constexpr int tile_rows = 12, panel_vectors = 2;  // 24 of 32 registers hold a tile's sums
+  static constexpr bool adds_integer_products = false;
+  static constexpr int integer_tile_rows = 8;
 };
 
 }  // namespace
 }  // namespace tripletops
 
+#include "../vector/quantised.h"
 #include "../vector/table.h"
 
 namespace tripletops {
@@ -27,6 +30,7 @@ template <class T>
 constexpr Functions<T> own_functions() {
   Functions<T> functions = all_functions<T>();
   functions.rows.all_finite = nullptr;
+  if constexpr (sizeof(T) == sizeof(float)) functions.quantised = quantised_functions();
   return functions;
 }
 

@@ -17,7 +17,8 @@ class PairHinges : public ManyTuples<T> {
   virtual double end_of(int32_t anchor) const = 0;
 
   bool pairs_stand_alone() const override { return true; }
-  Packed needs() const override { return picks_negatives() ? selection_.needs() : Packed::everything; }
+  // A selection packs what it needs.
+  Packed needs() const override { return picks_negatives() ? Packed::nothing : Packed::everything; }
 
   void begin_evaluation() override {
     fill_with_nothing<T>(mined(), this->anchor_count);

@@ -11,11 +11,15 @@ class BeyondRule : public Rule<T> {
  public:
   using Rule<T>::Rule;
 
+  Keep sought() const override { return Keep::beyond; }
   Packed needs(Distance) const override { return Packed::as_needed; }
 
-  // Without an offset the search starts above the key of the positive, computed as it computes its own keys:
-  // duplicates of the positive are excluded by themselves.
+  // A certified search compares the distances that are reported. Else, without an offset, the search starts
+  // above the key of the positive, computed as it computes its own keys: duplicates of the positive are
+  // excluded by themselves.
   void pick(Selection<T>& selection, Picks<T> picks) const override {
+    if (selection.search_beyond([&] { return floors(selection); }, picks)) return;
+    selection.pack();
     const bool at_positive = selection.call.numbers.offset == 0;
     const T* floors = at_positive ? selection.positive_keys() : floor_keys(selection);
     Picks<T> positives, found;
@@ -38,21 +42,32 @@ class BeyondRule : public Rule<T> {
   }
 
  private:
-  // By anchor: the key of a candidate at distance d_ap + offset; infinite where there is no positive.
+  // By anchor: d_ap + offset; infinite where there is no positive.
+  static const double* floors(Selection<T>& selection) {
+    Ordered<T>& rows = selection.rows;
+    double* floors = rows.by_anchor(std::numeric_limits<double>::infinity());
+    for_each_range(rows.pool, rows.anchors(), kRowsPerTask, [&](int64_t begin, int64_t end, int worker) {
+      for (int32_t a = int32_t(begin); a < end; ++a) {
+        const int32_t positive = selection.positives().index[a];
+        if (positive == kNobody) continue;
+        const double d_ap = selection.prepared.measured(rows.row_of(a), positive, rows.buffers[worker]);
+        floors[a] = double(T(d_ap)) + selection.call.numbers.offset;
+      }
+    });
+    return floors;
+  }
+
+  // By anchor: the key of a candidate at the floor.
   static const T* floor_keys(Selection<T>& selection) {
     constexpr T infinity = std::numeric_limits<T>::infinity();
-    Ordered<T>& rows = selection.rows;
-    const Prepared<T>& prepared = selection.prepared;
-    T *floors = rows.by_anchor(infinity), *buffer = rows.buffers[0];
-    for (int32_t a = 0; a < rows.anchors(); ++a) {
-      const int32_t positive = selection.positives().index[a];
-      if (positive == kNobody) continue;
-      const double d_ap = double(T(prepared.measured(rows.row_of(a), positive, buffer)));
-      const double floor = d_ap + selection.call.numbers.offset;
-      const double own = double(prepared.pairs.anchors.half_norms[a]);
-      floors[a] = floor < 0 ? -infinity : T(half_square(prepared, floor) - own);
+    const double* floor = floors(selection);
+    T* keys = selection.rows.by_anchor(infinity);
+    for (int32_t a = 0; a < selection.rows.anchors(); ++a) {
+      const double own = double(selection.prepared.pairs.anchors.half_norms[a]);
+      if (!std::isinf(floor[a]))
+        keys[a] = floor[a] < 0 ? -infinity : T(half_square(selection.prepared, floor[a]) - own);
     }
-    return floors;
+    return keys;
   }
 
   // Half the squared distance of framed rows that are `distance` apart.

@@ -17,6 +17,7 @@ class DistanceRule : public Rule<T> {
 
   void pick(Selection<T>& selection, Picks<T> picks) const override {
     if (selection.prepared.distance == Distance::cosine) {
+      selection.pack();
       draw(selection, selection.prepared, picks);
     } else {
       Prepared<T> unit_rows(selection.rows, Distance::cosine);

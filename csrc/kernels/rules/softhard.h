@@ -67,6 +67,7 @@ class SofthardRule : public Rule<T> {
 
   // Both distances come out of the same products, so that duplicates of the farthest positive are not nearer.
   static void pick_negatives(Selection<T>& selection, Picks<T> picks) {
+    selection.pack();
     Ordered<T>& rows = selection.rows;
     Prepared<T>& prepared = selection.prepared;
     const T* farthest = farthest_positives(selection);

@@ -319,7 +319,8 @@ void repack(const Side<T>& candidates, int32_t tile, const Side<T>& anchors) {
   anchors.first[tile] = smallest;
 }
 
-bool draw(uint64_t row_seed, const int32_t* index, int32_t begin, int32_t end, bool any, uint32_t* best) {
+inline bool draw(uint64_t row_seed, const int32_t* index, int32_t begin, int32_t end, bool any,
+                 uint32_t* best) {
   if (begin >= end) return any;
   uint32_t largest = any ? *best : 0;
   for (int32_t c = begin; c < end; ++c) {

@@ -99,6 +99,16 @@ TRIPLETOPS_INLINE V keep_least(V c, V best) {
   if constexpr (sizeof(V) == 16) return c < best ? c : best;
 }
 
+// c > best ? c : best.
+template <class V>
+TRIPLETOPS_INLINE V keep_most(V c, V best) {
+#if defined(__x86_64__)
+  if constexpr (kIs<V, float, 64>) return _mm512_max_ps(c, best);
+  if constexpr (kIs<V, float, 32>) return _mm256_max_ps(c, best);
+#endif
+  if constexpr (!kIs<V, float, 64> && !kIs<V, float, 32>) return c > best ? c : best;
+}
+
 // Bit i is set where a[i] <= b[i].
 template <class V>
 TRIPLETOPS_INLINE uint32_t lanes_not_above(V a, V b) {

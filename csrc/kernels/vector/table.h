@@ -27,7 +27,8 @@ constexpr Functions<T> all_functions() {
            keep_draws<T>,
            {add_hinge<T>, weigh_hinge<T>},
            {add_softplus<T>, weigh_softplus<T>},
-           {add_exponential<T>, weigh_exponential<T>}}};
+           {add_exponential<T>, weigh_exponential<T>}},
+          {}};
 }
 
 }  // namespace
