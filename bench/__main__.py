@@ -1,7 +1,7 @@
-"""`python -m bench core`, `dense`, `diagnostics`: measure every row of that table here and say which targets
-are met; the first also on a GPU, with `--device cuda`. `python -m bench gpu-static`: inspect what the GPU
-kernels compile to. `python -m bench builds OLD`: compare this source tree with another one, by speed or by
-bits."""
+"""`python -m bench core`, `dense`, `certified`, `diagnostics`: measure every row of that table here and say
+which targets are met; the first also on a GPU, with `--device cuda`. `python -m bench gpu-static`: inspect
+what the GPU kernels compile to. `python -m bench builds OLD`: compare this source tree with another one, by
+speed or by bits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from bench import builds, core, dense, diagnostics, gpu_static, measure, record
+from bench import builds, certified, core, dense, diagnostics, gpu_static, measure, record
 from bench.registry import Row, Shape
 
 RESULTS = Path(__file__).parent / "results"
@@ -22,6 +22,7 @@ RESULTS = Path(__file__).parent / "results"
 SUITES: dict[str, dict[str, tuple[list[Row], Callable[[], None]]]] = {
     "core": {"cpu": (core.ROWS, core.check), "cuda": (core.GPU_ROWS, core.check_gpu)},
     "dense": {"cpu": (dense.ROWS, dense.check)},
+    "certified": {"cpu": (certified.ROWS, certified.check)},
     "diagnostics": {"cpu": (diagnostics.ROWS, diagnostics.check)},
 }
 

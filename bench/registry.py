@@ -57,11 +57,11 @@ SIGNS: dict[str, Callable[[float, float], bool]] = {"≤": operator.le, "<": ope
 @dataclass(frozen=True)
 class Target:
     bound: float
-    avx512: float | None = None  # where the wider registers have to reach more
+    avx512vnni: float | None = None  # where wider registers and products of integers have to reach more
     sign: str = "≤"
 
     def limit(self, isa: str) -> float:
-        return self.avx512 if self.avx512 is not None and isa == "avx512" else self.bound
+        return self.avx512vnni if self.avx512vnni is not None and isa == "avx512vnni" else self.bound
 
     def met(self, value: float, isa: str) -> bool:
         return SIGNS[self.sign](value, self.limit(isa))
