@@ -105,6 +105,12 @@ def _peak(objective: str) -> Row:
     return memory_row(f"memory-{_name(objective)}", what, 10, Shape(32768), partial(alone, objective))
 
 
+def _peak_of_two_classes(objective: str) -> Row:
+    what = f"{objective}, 2 classes: peak growth ÷ bytes of emb, N={{n}}, D={{d}}"
+    shape = Shape(8192, d=32, k=4096)
+    return memory_row(f"memory-{_name(objective)}-2-classes", what, 24, shape, partial(alone, objective))
+
+
 def _metric_learning(
     objective: str, target: Target | None, shape: Shape, rounds: int, bounded_by: str | None = None
 ) -> Row:
@@ -122,10 +128,12 @@ def _metric_learning(
 
 
 ROWS = [
-    _product("semi-hard", Target(0.8)),
-    _product("batch-all", Target(1.6)),
-    _product("multi-similarity", Target(2.0)),
-    _product("supcon", Target(2.0)),
+    _product("semi-hard", Target(0.6)),
+    _product("batch-all", Target(1.1)),
+    _product("batch-all", Target(5), k=1024),
+    _product("batch-all soft margin", Target(2)),
+    _product("multi-similarity", Target(1.2)),
+    _product("supcon", Target(1.2)),
     _product("info-nce", Target(2.0)),
     _product("beta-margin", Target(1.2)),
     Row(
@@ -138,9 +146,8 @@ ROWS = [
         "random",
     ),
     *[_peak(objective) for objective in OBJECTIVES],
+    *[_peak_of_two_classes(objective) for objective in ("batch-all", "semi-hard")],
     _metric_learning("batch-all", Target(50, sign="≥"), Shape(2048), rounds=3, bounded_by=METRIC_LEARNING),
-    _product("batch-all soft margin", None),
-    _product("batch-all", None, k=1024),
     _product("contrastive", None),
     _metric_learning("multi-similarity", None, Shape(2048), rounds=5),
 ]

@@ -451,7 +451,7 @@ class TestLibrary:
         assert "case Negative::odd:\n      return std::make_unique<OddRule<T>>(Kind::negatives);" in registry
 
     def test_another_objective(self, elsewhere):
-        registry = elsewhere('        Objective("semi_hard"),', '        Objective("odd_one"),').registry()
+        registry = elsewhere('        Objective("batch_all"),', '        Objective("odd_one"),').registry()
         assert '#include "kernels/objectives/odd_one.h"' in registry
         assert "case ObjectiveWord::odd_one:\n      return std::make_unique<OddOne<T>>(" in registry
 

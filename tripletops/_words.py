@@ -278,7 +278,7 @@ OBJECTIVE: dict[str, Objective] = {
     for objective in (
         Objective("triplet", saved=("d_ap", "d_an", "slope_ap", "slope_an")),
         Objective("batch_all"),
-        Objective("semi_hard"),
+        Objective("semi_hard", saved=tuple(f"negative_{place}" for place in range(8))),
         Objective(
             "multi_similarity",
             saved=("nearest", "log_sum", "farthest", "positive_log_sum"),

@@ -188,14 +188,14 @@ struct TileFunctions {
                        int32_t* near_count);
 };
 
-// On blocks of kBlockRows x kBlockRows values.
+// On blocks of kBlockRows x kBlockRows values, and on `count` values that fill whole vectors.
 template <class T>
 struct BlockFunctions {
   // `factor` takes the scale of the frame back. `scaled` receives euclidean distances before that, which may
   // make subnormal numbers of them; null: they are not wanted.
-  void (*to_distances)(T* half_squares, Distance, T factor, T* scaled);
+  void (*to_distances)(T* half_squares, int64_t count, Distance, T factor, T* scaled);
   void (*transpose)(const T* block, T* transposed);
-  void (*combine)(T* weights, const T* other, const T* distances);
+  void (*combine)(T* weights, int64_t count, const T* other, const T* distances);
   void (*accumulate)(const T* weights, const T* rows, int64_t width, int64_t stride, T* sums, double* totals);
   // Half squared distances; `index` tells the candidates' rows.
   void (*keep_beyond)(const Floors<T>&, int32_t anchor, int32_t count, const T* half, const int32_t* index);

@@ -188,29 +188,51 @@ struct Prepared {
   // The half squared distances of negatives; infinite where a pair is none. False where the block holds no
   // negative, or none below `reach`. `near` lists the entries whose distance must be measured from the rows.
   bool load_block(int32_t row, int32_t column, const T* reach, T* block, Near* near) const {
-    const int32_t anchors = rows_in_block(row, rows.classes.anchors);
-    const int32_t candidates = rows_in_block(column, rows.classes.candidates);
-    const Rectangle at = {row, anchors, column, candidates};
+    const Rectangle at = rectangle(row, column);
     const Holds holds = what_holds(pairs, at);
     if (holds == Holds::positives) return false;
     if (!rows.functions.tiles.half_squares(pairs, row, column, reach, block, near ? near->entries : nullptr,
                                            near ? &near->count : nullptr))
       return false;
-    constexpr T none = std::numeric_limits<T>::infinity();
-    if (anchors < kBlockRows || candidates < kBlockRows)
-      for (int32_t r = 0; r < kBlockRows; ++r)
-        std::fill(block + r * kBlockRows + (r < anchors ? candidates : 0), block + (r + 1) * kBlockRows,
-                  none);
+    fill_behind(at, block);
     if (holds == Holds::both || pairs.exclude_self_everywhere)
-      exclude(pairs, at, false, none, block, kBlockRows);
-    if (near)
-      near->count = int32_t(std::remove_if(near->entries, near->entries + near->count,
-                                           [&](int32_t entry) { return block[entry] == none; }) -
-                            near->entries);
+      exclude(pairs, at, false, kNone, block, kBlockRows);
+    if (near) drop_none(block, *near);
     return true;
   }
 
+  // The same of all pairs but self.
+  void load_pairs(int32_t row, int32_t column, T* block, Near* near) const {
+    const Rectangle at = rectangle(row, column);
+    rows.functions.tiles.half_squares(pairs, row, column, nullptr, block, near->entries, &near->count);
+    fill_behind(at, block);
+    for (int32_t r = 0; r < at.rows; ++r) {
+      const int32_t self = pairs.self_position[row + r] - column;
+      if (self >= 0 && self < at.columns) block[r * kBlockRows + self] = kNone;
+    }
+    drop_none(block, *near);
+  }
+
  private:
+  static constexpr T kNone = std::numeric_limits<T>::infinity();
+
+  Rectangle rectangle(int32_t row, int32_t column) const {
+    return {row, rows_in_block(row, rows.classes.anchors), column,
+            rows_in_block(column, rows.classes.candidates)};
+  }
+
+  static void fill_behind(const Rectangle& at, T* block) {
+    if (at.rows == kBlockRows && at.columns == kBlockRows) return;
+    for (int32_t r = 0; r < kBlockRows; ++r)
+      std::fill(block + r * kBlockRows + (r < at.rows ? at.columns : 0), block + (r + 1) * kBlockRows, kNone);
+  }
+
+  static void drop_none(const T* block, Near& near) {
+    near.count = int32_t(std::remove_if(near.entries, near.entries + near.count,
+                                        [&](int32_t entry) { return block[entry] == kNone; }) -
+                         near.entries);
+  }
+
   static Side<T> side_of(const Order& order) {
     Side<T> side;
     side.count = order.count, side.index = order.index, side.group = order.group;

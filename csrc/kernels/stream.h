@@ -8,7 +8,7 @@
 
 #include <cmath>
 
-#include "prepared.h"
+#include "strips/walk.h"
 
 namespace tripletops {
 
@@ -46,12 +46,8 @@ class Stream {
 
   // Collects what all negatives pull with.
   void weigh(const Cost<T>& cost) {
-    const Batch& batch = rows_.batch;
-    stride_ = (width_ + 31) / 32 * 32 + 16;  // whole panels; not a power of two, which would crowd the cache
-    anchors_ = fresh_pulls(batch.anchors, rows_.classes.anchors, prepared_.anchor_units);
-    candidates_ = batch.self_mining
-                      ? anchors_
-                      : fresh_pulls(batch.candidates, rows_.classes.candidates, prepared_.candidate_units);
+    start_pulls();
+    if (rows_.batch.self_mining) candidates_ = anchors_;
     const T* reach = reach_of(cost);
     prepared_.visit_blocks([&](int32_t row, int32_t column, int i) {
       Worker& worker = workers_[size_t(i)];
@@ -61,6 +57,41 @@ class Stream {
       pull_block(row, column, worker);
     });
   }
+
+  // Calls use(row) for the row of every anchor, with its half squared distances.
+  template <class Use>
+  void visit_strips(StripWalk<T>& walk, const Use& use) const {
+    for_each_task(walk.pool(), walk.strips(), [&](int64_t strip, int worker) {
+      walk.load(int32_t(strip), worker);
+      for (int32_t r = 0; r < rows_in_strip(strip); ++r) use(walk.row(int32_t(strip), r, worker));
+    });
+  }
+
+  // The same, with distances; `use` turns them into the derivatives by them. Collects what these pull with.
+  // A candidate is pulled by the strips in their order, the anchors of a strip by themselves.
+  template <class Use>
+  void weigh_strips(StripWalk<T>& walk, const Use& use) {
+    start_pulls();
+    if (rows_.batch.self_mining) {
+      candidates_ = fresh_sums(rows_.classes.candidates.count);
+      candidates_.rows = anchors_.rows;
+    }
+    Turns turns(int32_t(walk.columns() / kBlockRows));
+    for_each_task(walk.pool(), walk.strips(), [&](int64_t strip, int worker) {
+      walk.load(int32_t(strip), worker);
+      for (int32_t r = 0; r < rows_in_strip(strip); ++r) {
+        const StripRow<T> row = walk.row(int32_t(strip), r, worker);
+        walk.load_distances(row, buffer(worker));
+        use(row);
+        to_factors(row, walk.columns());
+      }
+      for (int32_t block = 0; block < walk.columns() / kBlockRows; ++block)
+        pull_part(walk, int32_t(strip), block, turns, worker);
+    });
+    if (rows_.batch.self_mining) join_sums(walk.columns());
+  }
+
+  bool has_pulls() const { return anchors_.rows != nullptr; }
 
   // Adds what was collected to the gradient of an anchor or candidate, by position; under cosine divided by
   // its lift. `buffer` holds a row.
@@ -123,7 +154,8 @@ class Stream {
   // BlockFunctions::to_distances.
   bool load_distances(int32_t row, int32_t column, const T* reach, Worker& worker, T* scaled) const {
     if (!prepared_.load_block(row, column, reach, worker.distances, &worker.near)) return false;
-    rows_.functions.blocks.to_distances(worker.distances, distance_, T(1 / prepared_.scale), scaled);
+    rows_.functions.blocks.to_distances(worker.distances, kBlockRows * kBlockRows, distance_,
+                                        T(1 / prepared_.scale), scaled);
     for (int32_t i = 0; i < worker.near.count; ++i) {
       const int32_t at = worker.near.entries[i];
       worker.distances[at] = T(prepared_.measured(rows_.row_of(row + at / kBlockRows),
@@ -132,16 +164,34 @@ class Stream {
     return true;
   }
 
-  Pulls fresh_pulls(const Matrix& matrix, const Order& order, const Normaliser* units) {
-    const int64_t count = (order.count + kBlockRows - 1) / kBlockRows * kBlockRows;
-    Pulls pulls = {rows_.scratch.template take<T>(count * stride_),
-                   rows_.scratch.template take<T>(count * stride_),
+  void start_pulls() {
+    const Batch& batch = rows_.batch;
+    stride_ = (width_ + 31) / 32 * 32 + 16;  // whole panels; not a power of two, which would crowd the cache
+    anchors_ = fresh_pulls(batch.anchors, rows_.classes.anchors, prepared_.anchor_units);
+    if (!batch.self_mining)
+      candidates_ = fresh_pulls(batch.candidates, rows_.classes.candidates, prepared_.candidate_units);
+  }
+
+  static int64_t whole_blocks(int64_t count) { return (count + kBlockRows - 1) / kBlockRows * kBlockRows; }
+
+  Pulls fresh_sums(int64_t rows) {
+    const int64_t count = whole_blocks(rows);
+    Pulls pulls = {nullptr, rows_.scratch.template take<T>(count * stride_),
                    rows_.scratch.template take<double>(count)};
+    for_each_range(rows_.pool, count, kRowsPerTask, [&](int64_t begin, int64_t end, int) {
+      std::fill(pulls.sums + begin * stride_, pulls.sums + end * stride_, T(0));
+      std::fill(pulls.totals + begin, pulls.totals + end, 0.0);
+    });
+    return pulls;
+  }
+
+  Pulls fresh_pulls(const Matrix& matrix, const Order& order, const Normaliser* units) {
+    const int64_t count = whole_blocks(order.count);
+    Pulls pulls = fresh_sums(order.count);
+    pulls.rows = rows_.scratch.template take<T>(count * stride_);
     const RowFunctions<T>& functions = rows_.functions.rows;
     for_each_range(rows_.pool, count, kRowsPerTask, [&](int64_t begin, int64_t end, int worker) {
       std::fill(pulls.rows + begin * stride_, pulls.rows + end * stride_, T(0));
-      std::fill(pulls.sums + begin * stride_, pulls.sums + end * stride_, T(0));
-      std::fill(pulls.totals + begin, pulls.totals + end, 0.0);
       for (int64_t i = begin; i < std::min<int64_t>(end, order.count); ++i) {
         const int32_t index = order.index[i];
         functions.frame(functions.load(matrix, index, rows_.buffers[worker]), prepared_.frame,
@@ -169,7 +219,7 @@ class Stream {
       const int32_t at = worker.near.entries[n];
       worker.near_weights[n] = weights[at] + (both ? worker.transposed[at] : 0);
     }
-    functions.combine(weights, both ? worker.transposed : nullptr, scaled);
+    functions.combine(weights, kBlockRows * kBlockRows, both ? worker.transposed : nullptr, scaled);
     if (distance_ == Distance::cosine) drop_zero_rows(row, anchors, column, candidates, weights);
     for (int32_t n = 0; n < worker.near.count; ++n) {
       const int32_t at = worker.near.entries[n], r = row + at / kBlockRows, c = column + at % kBlockRows;
@@ -187,6 +237,53 @@ class Stream {
     functions.transpose(worker.weights, worker.transposed);
     functions.accumulate(worker.transposed, anchors_.rows + row * stride_, width_, stride_,
                          candidates_.sums + column * stride_, candidates_.totals + column);
+  }
+
+  int32_t rows_in_strip(int64_t strip) const {
+    return prepared_.rows_in_block(int32_t(strip) * kBlockRows, rows_.classes.anchors);
+  }
+
+  // From the derivatives in `distances` to factors in `half`; those of near pairs stay as they are.
+  void to_factors(const StripRow<T>& row, int64_t columns) const {
+    if (row.scaled)
+      StripWalk<T>::each_near(row.near, columns, [&](int64_t c) { row.scaled[c] = 1; });
+    rows_.functions.blocks.combine(row.distances, columns, nullptr, row.scaled);
+    std::copy(row.distances, row.distances + columns, row.half);
+  }
+
+  // What a block of a strip pulls with.
+  void pull_part(const StripWalk<T>& walk, int32_t strip, int32_t block, Turns& turns, int i) {
+    Worker& worker = workers_[size_t(i)];
+    const int32_t row = strip * kBlockRows, column = block * kBlockRows, anchors = rows_in_strip(strip);
+    T* weights = worker.weights;
+    for (int32_t r = 0; r < anchors; ++r)
+      std::copy_n(walk.row(strip, r, i).half + column, kBlockRows, weights + r * kBlockRows);
+    std::fill(weights + anchors * kBlockRows, weights + kBlockRows * kBlockRows, T(0));
+    if (distance_ == Distance::cosine)
+      drop_zero_rows(row, anchors, column, prepared_.rows_in_block(column, rows_.classes.candidates),
+                     weights);
+    turns.wait(block, strip);
+    for (int32_t r = 0; r < anchors; ++r)
+      walk.each_near(walk.near(strip, r, block, i), kBlockRows, [&](int64_t c) {
+        T& weight = weights[r * kBlockRows + c];
+        const int32_t x = rows_.row_of(row + r), y = candidate_row(column + int32_t(c));
+        if (weight != 0)
+          pull_near(x, y, double(T(prepared_.measured(x, y, worker.buffer))), double(weight),
+                    anchors_.sums + (row + r) * stride_, candidates_.sums + (column + c) * stride_,
+                    worker.buffer);
+        weight = 0;
+      });
+    pull_block(row, column, worker);
+    turns.finish(block);
+  }
+
+  // In self-mining a row is an anchor and a candidate.
+  void join_sums(int64_t count) {
+    for_each_range(rows_.pool, count, kRowsPerTask, [&](int64_t begin, int64_t end, int) {
+      for (int64_t i = begin * stride_; i < end * stride_; ++i) anchors_.sums[i] += candidates_.sums[i];
+      for (int64_t i = begin; i < end; ++i) anchors_.totals[i] += candidates_.totals[i];
+    });
+    candidates_ = anchors_;
   }
 
   // A pair that products cannot tell apart pulls by the difference of its rows.

@@ -326,6 +326,56 @@ def test_a_class_with_half_of_all_rows(trial, distance):
     trial.check(Batch(torch.randn(2 * half, 12, generator=generator), labels), distance, "mean")
 
 
+# Objectives of triplets work on strips of anchors where there are more than 12, or 48, positives on average.
+TRIPLETS = [
+    name for name, call in calls_of("cosine").items() if call.objective.name in ("batch_all", "semi_hard")
+]
+
+
+@too_large
+@pytest.mark.parametrize("distance", DISTANCES)
+@pytest.mark.parametrize("positives", [13, 48, 50])
+def test_strips(trial, positives, distance):
+    """On both sides of the limits, and of the edges of blocks."""
+    generator = torch.Generator().manual_seed(positives)
+    few = torch.arange(7)
+    labels = torch.cat([torch.arange(2 * positives) % 2, few])
+    labels = labels[torch.randperm(len(labels), generator=generator)]
+    emb = torch.randn(len(labels), 6, generator=generator)
+    emb[:10] = emb[10:20]
+    dtype = DTYPES[positives % 4]
+    trial.check(Batch(emb.to(dtype), labels), distance, "mean", "none", names=TRIPLETS)
+    ref_emb = torch.cat([emb + 0.01, emb])
+    self_index = torch.randint(-1, len(ref_emb), (30,), generator=generator)
+    against = Batch(emb[:30], labels[:30], ref_emb, labels.repeat(2), self_index)
+    trial.check(against, distance, "sum", "mean_nonzero", names=TRIPLETS)
+
+
+@too_large
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_ties_in_strips(trial, distance):
+    """Thresholds and negatives lie on a few different numbers, and most of them in one cell of the grid."""
+    cosine = distance == "cosine"
+    for count, classes, candidates in ((102, 2, None), (20, 2, 110)):
+        batch = lattice_batch(count, 3, candidates, cosine=cosine, classes=classes)
+        trial.check(batch, distance, "mean", names=TRIPLETS, unit=1.0, exact=True)
+    generator = torch.Generator().manual_seed(4)
+    emb = torch.randn(102, 5, generator=generator)
+    emb[0] *= 1e6
+    trial.check(Batch(emb, torch.arange(102) % 2), distance, "mean", names=TRIPLETS)
+
+
+@too_large
+@pytest.mark.parametrize("margin", [0.0, 1e-30, 1e30])
+def test_margins_in_strips(trial, margin):
+    generator = torch.Generator().manual_seed(5)
+    batch = Batch(torch.randn(100, 5, generator=generator), torch.arange(100) % 2)
+    for distance in DISTANCES:
+        truth = Truth(batch, distance)
+        for name in ("batch_all", "semi_hard"):
+            check_tuples(truth, calls_of(distance)[name].but(margin=margin), *trial.some(REDUCTIONS)[:2])
+
+
 # Labels, candidates and layouts
 
 
@@ -787,6 +837,7 @@ def test_the_same_bits_on_any_number_of_threads(trial, dtype):
     for batch in (
         random_batch(523, 20, classes=60, dtype=dtype),
         random_batch(201, 33, 502, classes=40, dtype=dtype),
+        random_batch(423, 20, classes=3, dtype=dtype),
     ):
         results = all_of(trial, batch)
         expected = results()
@@ -816,9 +867,9 @@ def peak():
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("VmHWM")) * 1024
 
-def run(count, function, options, learned):
+def run(count, function, options, learned, classes):
     emb = torch.randn(count, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    labels = torch.arange(count) % (count // 4)
+    labels = torch.arange(count) % (classes or count // 4)
     beta = [torch.tensor(1.2, requires_grad=True)] if learned else []
     getattr(T, function)(emb, labels, *beta, **options).backward()
 
@@ -838,7 +889,8 @@ for call in CALLS:
 def test_no_square_of_the_batch_is_held():
     """6000² numbers would be 144 MB."""
     by_distance = [*calls_of("euclidean").values(), *calls_of("cosine").values()]
-    calls = [(call.function, call.given, call.beta is not None) for call in by_distance]
+    calls = [(call.function, call.given, call.beta is not None, 0) for call in by_distance]
+    calls += [(function, {}, False, 2) for function in ("batch_all_loss", "semi_hard_loss")]
     done = subprocess.run(
         [sys.executable, "-c", MEMORY.replace("CALLS", repr(calls))],
         timeout=120,

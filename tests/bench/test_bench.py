@@ -20,6 +20,7 @@ CORE = {row.name: row for row in core.ROWS}
 GPU = {row.name: row for row in core.GPU_ROWS}
 ONLY_GPU = [row for row in core.GPU_ROWS if row.name not in CORE]
 DENSE = {row.name: row for row in dense.ROWS}
+TWO_CLASSES = {"memory-batch-all-2-classes", "memory-semi-hard-2-classes"}
 OBJECTIVES = (
     "batch-all",
     "batch-all-soft-margin",
@@ -230,21 +231,24 @@ def test_the_gpu_table_is_whole():
 def test_the_dense_table_is_whole():
     assert len(DENSE) == len(dense.ROWS)
     assert {name: row.target and (row.target.text("avx512"), row.shape.n) for name, row in DENSE.items()} == {
-        "semi-hard": ("≤ 0.8", 8192),
-        "batch-all": ("≤ 1.6", 8192),
-        "multi-similarity": ("≤ 2", 8192),
-        "supcon": ("≤ 2", 8192),
+        "semi-hard": ("≤ 0.6", 8192),
+        "batch-all": ("≤ 1.1", 8192),
+        "batch-all-k1024": ("≤ 5", 8192),
+        "batch-all-soft-margin": ("≤ 2", 8192),
+        "multi-similarity": ("≤ 1.2", 8192),
+        "supcon": ("≤ 1.2", 8192),
         "info-nce": ("≤ 2", 8192),
         "beta-margin": ("≤ 1.2", 8192),
         "clusters": ("< 0.8", 8192),
         **{f"memory-{objective}": ("≤ 10", 32768) for objective in OBJECTIVES},
+        **dict.fromkeys(TWO_CLASSES, ("≤ 24", 8192)),
         "metric-learning-batch-all": ("≥ 50", 2048),
-        **dict.fromkeys(
-            ("batch-all-soft-margin", "batch-all-k1024", "contrastive", "metric-learning-multi-similarity")
-        ),
+        **dict.fromkeys(("contrastive", "metric-learning-multi-similarity")),
     }
-    assert all(row.shape.d == 128 for row in dense.ROWS)
-    assert {name for name, row in DENSE.items() if row.shape.k != 4} == {"batch-all-k1024"}
+    assert {name for name, row in DENSE.items() if row.shape.d != 128} == TWO_CLASSES
+    assert all(DENSE[name].shape == Shape(8192, d=32, k=4096) for name in TWO_CLASSES)
+    others = {name for name, row in DENSE.items() if row.shape.k != 4} - TWO_CLASSES
+    assert others == {"batch-all-k1024"}
 
 
 def test_a_quick_row_is_small_and_promises_nothing():

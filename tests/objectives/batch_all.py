@@ -255,6 +255,36 @@ def it_is_the_sum_over_all_triplets(backend: Backend) -> None:
             assert found == active
 
 
+def soft_margins_of_near_and_far_thresholds(backend: Backend) -> None:
+    """Exponentials are split where thresholds are within 10 of each other. All distances are exact; what
+    splitting may add to a rounded exponent is an ulp of the largest distance."""
+    for spread in (0.5, 9.875, 10.0, 10.125, 60.0):
+        for positives in (1, 2, 3, 4, 5):
+            places = torch.cat([torch.linspace(-1, 1, positives), torch.linspace(-2.5, 2.5, 11)]) * spread
+            ref_emb = ((places * 8).round() / 8 + 200)[:, None]
+            ref_labels = (torch.arange(positives + 11) >= positives).long()
+
+            def run(rows: Tensor, ref_rows: Tensor, labels: Tensor, which: str | None) -> list[Tensor]:
+                rows.requires_grad_()
+                loss = T.batch_all_loss(
+                    rows,
+                    labels[:1],
+                    loss="soft_margin",
+                    reduction="sum",
+                    ref_emb=ref_rows,
+                    ref_labels=labels,
+                    backend=which,
+                )
+                return [loss.detach().double(), torch.autograd.grad(loss, rows)[0].double()]
+
+            found = run(torch.zeros(1, 1), ref_emb, ref_labels, KERNELS)
+            exact = run(torch.zeros(1, 1, dtype=torch.float64), ref_emb.double(), ref_labels, "reference")
+            epsilon = torch.finfo(torch.float32).eps
+            bound = positives * 11 * epsilon * float(ref_emb.max()) + 4 * epsilon * float(exact[0])
+            for one, other in zip(found, exact, strict=True):
+                assert float((one - other).abs().max()) <= bound
+
+
 def sums_may_leave_the_type(backend: Backend) -> None:
     # Row 0 has its positive at 1e38 and 98 negatives at 0: their mean fits float32, their sum does not.
     emb = torch.zeros(100, 1)
@@ -287,6 +317,7 @@ def a_negative_out_of_reach_may_lie_anywhere(backend: Backend) -> None:
 ON_EVERY_BACKEND = (
     active_triplets_are_counted,
     it_is_the_sum_over_all_triplets,
+    soft_margins_of_near_and_far_thresholds,
     sums_may_leave_the_type,
     anchors_need_both,
     a_negative_out_of_reach_may_lie_anywhere,

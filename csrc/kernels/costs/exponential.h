@@ -16,8 +16,7 @@ TRIPLETOPS_INLINE void add_exponentials_of(const Exponentials<T>& costs, int32_t
     const Vector<T> distance = load_vector<T>(distances + c);
     least = keep_least(distance < limit ? distance : broadcast<T>(kInfinity<T>), least);
   }
-  T nearest = kInfinity<T>;
-  for (int lane = 0; lane < kLanes<T>; ++lane) nearest = least[lane] < nearest ? least[lane] : nearest;
+  const T nearest = least_lane<T>(least);
   if (nearest == kInfinity<T>) return;
   if (nearest < costs.nearest[anchor]) {
     costs.sum[anchor] *= __builtin_exp(costs.rate * (double(nearest) - double(costs.nearest[anchor])));

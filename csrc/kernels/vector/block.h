@@ -94,10 +94,10 @@ bool half_squares(const Pairs<T>& pairs, int32_t row, int32_t column, const T* r
 }
 
 template <class T>
-void to_distances(T* values, Distance distance, T factor, T* scaled) {
+void to_distances(T* values, int64_t count, Distance distance, T factor, T* scaled) {
   if (distance == Distance::cosine) return;
   const Vector<T> factors = broadcast<T>(factor);
-  for (int i = 0; i < kBlockRows * kBlockRows; i += kLanes<T>) {
+  for (int64_t i = 0; i < count; i += kLanes<T>) {
     const Vector<T> square = load_vector<T>(values + i) * T(2);
     const Vector<T> value = distance == Distance::euclidean ? square_root(square) : square * factors;
     if (scaled) store_vector(value, scaled + i);
@@ -122,8 +122,8 @@ void transpose_block(const T* from, T* to) {
 
 // weights += other (if any), / distances (if any; 0 where the distance is 0).
 template <class T>
-void combine(T* weights, const T* other, const T* distances) {
-  for (int i = 0; i < kBlockRows * kBlockRows; i += kLanes<T>) {
+void combine(T* weights, int64_t count, const T* other, const T* distances) {
+  for (int64_t i = 0; i < count; i += kLanes<T>) {
     Vector<T> weight = load_vector<T>(weights + i);
     if (other) weight += load_vector<T>(other + i);
     if (distances) {

@@ -26,9 +26,7 @@ TRIPLETOPS_INLINE void keep_least_key(const T* values, const ToKey& to_key, cons
   for (int c = 0; c < kBlockRows; c += kLanes<T>)
     lanes = keep_least(to_key(load_vector<T>(values + c)), lanes);
   if (lanes_not_above(lanes, broadcast<T>(*best)) == 0) return;
-  T least = lanes[0];
-  for (int lane = 1; lane < kLanes<T>; ++lane) least = lanes[lane] < least ? lanes[lane] : least;
-  settle_keys(values, to_key, least, index, best, best_index);
+  settle_keys(values, to_key, least_lane<T>(lanes), index, best, best_index);
 }
 
 template <class T>

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
-#include <utility>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -140,30 +139,41 @@ TRIPLETOPS_INLINE V square_root(V v) {
   }
 }
 
-template <int by, class V, size_t... lane>
-TRIPLETOPS_INLINE V rotate_lanes(V v, std::index_sequence<lane...>) {
-  return __builtin_shufflevector(v, v, ((lane + by) % sizeof...(lane))...);
-}
-
-// The least of all lanes, none of which is NaN.
-template <class T, int by = kLanes<T> / 2>
-TRIPLETOPS_INLINE T least_lane(Vector<T> v) {
-  v = keep_least(rotate_lanes<by>(v, std::make_index_sequence<kLanes<T>>()), v);
-  if constexpr (by > 1)
-    return least_lane<T, by / 2>(v);
-  else
-    return v[0];
-}
-
 template <class T>
 constexpr uint32_t kAllLanes = uint32_t((uint64_t(1) << kLanes<T>)-1);
+
+// combine(low half, high half) of a vector until one element is left.
+template <class V, class Combine>
+TRIPLETOPS_INLINE auto fold(V v, const Combine& combine) {
+  using T = Element<V>;
+  if constexpr (sizeof(V) == 2 * sizeof(T)) {
+    return combine(T(v[0]), T(v[1]));
+  } else {
+    typedef T Half __attribute__((vector_size(sizeof(V) / 2)));
+    Half low, high;
+    std::memcpy(&low, &v, sizeof low);
+    std::memcpy(&high, reinterpret_cast<const char*>(&v) + sizeof low, sizeof high);
+    return fold(combine(low, high), combine);
+  }
+}
 
 // Added up in double.
 template <class T>
 TRIPLETOPS_INLINE double sum_lanes(Vector<T> v) {
-  double sum = 0;
-  for (int lane = 0; lane < kLanes<T>; ++lane) sum += double(v[lane]);
-  return sum;
+  const auto add = [](auto a, auto b) { return a + b; };
+  if constexpr (sizeof(T) == sizeof(double)) {
+    return fold(v, add);
+  } else {
+    T lanes[kLanes<T>];
+    store_vector(v, lanes);
+    return fold(load_doubles(lanes) + load_doubles(lanes + kLanes<double>), add);
+  }
+}
+
+// The least of all lanes, none of which is NaN.
+template <class T>
+TRIPLETOPS_INLINE T least_lane(Vector<T> v) {
+  return fold(v, [](auto a, auto b) { return a < b ? a : b; });
 }
 
 // The scalar that rounds as one lane of multiply_add does.

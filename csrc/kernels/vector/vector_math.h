@@ -28,19 +28,28 @@ struct Format<double> {
   static constexpr int64_t root_half = 0x3fe6a09e667f3bcd;
 };
 
+template <class T>
+constexpr T kOneOverFactorial[] = {
+    T(1.0),           T(1.0),             T(1.0 / 2),         T(1.0 / 6),        T(1.0 / 24),
+    T(1.0 / 120),     T(1.0 / 720),       T(1.0 / 5040),      T(1.0 / 40320),    T(1.0 / 362880),
+    T(1.0 / 3628800), T(1.0 / 39916800),  T(1.0 / 479001600), T(1.0 / 6227020800)};
+
 // 0 below exp_floor, where the result would be subnormal; the largest x that gives a finite result is
 // exp_ceiling, which also stands for everything above.
 template <class T>
 TRIPLETOPS_INLINE Vector<T> exp_of(Vector<T> x) {
   using F = Format<T>;
   const Vector<T> kept = x < F::exp_ceiling ? x : broadcast<T>(F::exp_ceiling);
-  const Vector<T> shifted = kept * T(1.44269504088896340736) + F::round;  // its low bits are the integer
+  // The low bits of `shifted` are the integer.
+  const Vector<T> shifted =
+      multiply_add(kept, broadcast<T>(T(1.44269504088896340736)), broadcast<T>(F::round));
   const Vector<T> whole = shifted - F::round;
-  const Vector<T> rest = (kept - whole * F::ln2_high) - whole * F::ln2_low;
-  Vector<T> sum = broadcast<T>(1);
+  const Vector<T> high = multiply_add(whole, broadcast<T>(-F::ln2_high), kept);
+  const Vector<T> rest = multiply_add(whole, broadcast<T>(-F::ln2_low), high);
+  Vector<T> sum = broadcast<T>(kOneOverFactorial<T>[F::exp_terms]);
 #pragma GCC unroll 16
   for (int term = F::exp_terms; term > 0; --term)
-    sum = multiply_add(sum, rest * (T(1) / T(term)), broadcast<T>(1));
+    sum = multiply_add(sum, rest, broadcast<T>(kOneOverFactorial<T>[term - 1]));
   const auto scaled = (typename F::Bits)sum + ((typename F::Bits)shifted << F::mantissa);
   return x >= F::exp_floor ? (Vector<T>)scaled : Vector<T>{};
 }

@@ -435,10 +435,7 @@ class Pairs(NamedTuple):
 
     def gradients(self, slopes: np.ndarray, distance: str) -> list[np.ndarray]:
         """By the rows of anchors and candidates, from the derivatives by every distance."""
-        apart = self.u[:, None] - self.v
-        with np.errstate(divide="ignore", invalid="ignore"):
-            factor = np.where(self.d > 0, slopes / self.d, 0) if distance == "euclidean" else slopes
-        factor = 2 * factor if distance == "sqeuclidean" else factor
+        apart, factor = self.u[:, None] - self.v, self.factors(slopes, distance)
         found = [np.einsum("ij,ijd->id", factor, apart), -np.einsum("ij,ijd->jd", factor, apart)]
         if distance != "cosine":
             return found
@@ -447,10 +444,30 @@ class Pairs(NamedTuple):
             for g, rows, norm in zip(found, (self.u, self.v), self.norms, strict=True)
         ]
 
-    def has_near_ties(self) -> bool:
-        """A positive and a negative as far as each other, but for rounding: either may count as farther."""
+    def bounds(self, slopes: np.ndarray, distance: str) -> list[np.ndarray]:
+        """What no gradient of smaller derivatives exceeds, whatever their signs."""
+        apart, factor = np.abs(self.u[:, None] - self.v), self.factors(slopes, distance)
+        found = [np.einsum("ij,ijd->id", factor, apart), np.einsum("ij,ijd->jd", factor, apart)]
+        if distance != "cosine":
+            return found
+        return [
+            (g + (g * np.abs(rows)).sum(1, keepdims=True) * np.abs(rows)) / norm
+            for g, rows, norm in zip(found, (self.u, self.v), self.norms, strict=True)
+        ]
+
+    def factors(self, slopes: np.ndarray, distance: str) -> np.ndarray:
+        """What the difference of two rows is multiplied by."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            factor = np.where(self.d > 0, slopes / self.d, 0) if distance == "euclidean" else slopes
+        return 2 * factor if distance == "sqeuclidean" else factor
+
+    def near_ties(self, margin: float = 0) -> np.ndarray:
+        """In how many triplets each pair is whose negative is as far as its positive, with the margin, but
+        for rounding: either may count as farther."""
         p, n = (np.where(mask, self.d, np.nan) for mask in (self.positives, self.negatives))
-        return bool((np.abs(p[:, :, None] - n[:, None]) < 1e-6 * p[:, :, None]).any())
+        p = p + margin
+        near = np.abs(p[:, :, None] - n[:, None]) < 1e-6 * p[:, :, None]
+        return near.sum(2) + near.sum(1)
 
 
 def pairs_of(emb, labels, distance, ref_emb=None, ref_labels=None, self_index=None) -> Pairs:
@@ -478,15 +495,21 @@ def test_objectives_over_many_tuples(isa, name, dtype):
         ref = {"ref_emb": memory, "ref_labels": ids, "self_index": me}
         for more, distance in itertools.product(({}, ref), distances):
             pairs = pairs_of(emb, labels, distance, **more)
-            if call.objective == "semi_hard" and pairs.has_near_ties():
+            if call.objective == "semi_hard" and pairs.near_ties().any():
                 continue
             total, slopes = pairs.expected(call, terms)
             expected = pairs.gradients(slopes, distance)
             given = run(isa, 2, call._replace(distance=distance), emb, labels, reduction="sum", **more)
             np.testing.assert_allclose(given.loss[0], total, rtol=exact, atol=exact)
+            spare = [0.0, 0.0]
+            if call.objective == "batch_all" and call.loss == "margin" and dtype == np.float32:
+                # A triplet at the kink of its hinge, but for rounding, may have a slope or none.
+                spare = pairs.bounds(pairs.near_ties(call.numbers["margin"]), distance)
+            if not more:
+                expected, spare = [sum(expected)], [sum(spare)]
             gradients = (given.emb_gradient, given.ref_gradient)
-            for found, wanted in zip(gradients, expected if more else [sum(expected)], strict=False):
-                np.testing.assert_allclose(found, wanted, rtol=0, atol=exact * np.abs(wanted).max())
+            for found, wanted, flipped in zip(gradients, expected, spare, strict=False):
+                assert (np.abs(found - wanted) <= exact * np.abs(wanted).max() + flipped).all()
             if given.learned_gradient is not None:
                 np.testing.assert_allclose(given.learned_gradient, -slopes.sum(1), atol=exact)
 

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tripletops._words import OBJECTIVE
 from tripletops.backends.triton.extremes import (
     Best,
     Floors,
@@ -108,6 +109,10 @@ def _store(state, out, anchors, RANKS: tl.constexpr):
 _BEYOND_OR_FARTHEST = Consumer(_start, _take_beyond_or_farthest, _store)
 
 
+# How many of an anchor's picks are kept.
+_KEPT = len(OBJECTIVE["semi_hard"].saved)
+
+
 class SemiHard(ManyTuples):
     def positive_keys(self, first: int, last: int) -> Tensor:
         """(ranks, L) infinite for none."""
@@ -157,12 +162,15 @@ class SemiHard(ManyTuples):
 
     def terms(self) -> Terms:
         losses, active = self.by_anchor(0), self.by_anchor(0)
+        kept = losses.new_zeros((_KEPT, self.length), dtype=self.rows.kind)
         for first, last in self.ranks:
             positive, negative = self.pairs(first, last)
             terms = self.losses(positive.distance, negative.distance)
             losses += terms.where(positive.weight > 0, 0).sum(0)
             active += positive.weight.double().sum(0)
-        return self.terms_together(losses, active)
+            countable = (negative.candidate + 1).where(negative.candidate < 1 << 24, 0)
+            kept[first:last] = countable[: max(_KEPT - first, 0)]
+        return self.terms_together(losses, active)._replace(saved=kept)
 
     def shares(self, positives_above_zero: Tensor, negatives_above_zero: Tensor) -> Shares:
         pairs = self.rows.positives.where(self.rows.valid, 0).sum()
