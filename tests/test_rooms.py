@@ -150,7 +150,7 @@ LATER = {
 }
 TORCH_HEADER = re.compile(r'^\s*#\s*include\s*[<"](torch|ATen|c10|caffe2)/', re.MULTILINE)
 # What tests may import of tests, beside the `support` of their own package.
-SHARED_BY_TESTS = {"support", "rules", "losses", "objectives", "fuzz"}
+SHARED_BY_TESTS = {"support", "rules", "losses", "objectives", "fuzz", "ptx"}
 
 
 def module_name(path: Path, root: Path) -> str:

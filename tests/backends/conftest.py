@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.backends import BACKENDS, Backend
+from tests.support.backends import BACKENDS, EMULATED, Backend
 from tripletops.backends import INTERPRETED
 
 
@@ -27,6 +27,18 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     """One of the backends on trial, in use: a test that takes it runs on each of them."""
     with request.param.in_use():
         yield request.param
+
+
+@pytest.fixture(autouse=True)
+def emulated_gpu() -> Iterator[None]:
+    """Where the GPU's code is on trial, Triton's kernels are compiled, and run by the emulator."""
+    if not EMULATED:
+        yield
+        return
+    from tests.ptx.driver import emulated
+
+    with emulated():
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

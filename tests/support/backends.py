@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from tests.support.calls import DEVICE
 from tripletops.backends import FORCED, INTERPRETED, cpu
 
 Word = TypeVar("Word")
+# Whether the GPU's code is executed, by the emulator of tests/ptx. TRIPLETOPS_BACKEND has to be triton, too.
+EMULATED = bool(os.environ.get("TRIPLETOPS_TEST_PTX"))
 
 
 def in_turn(words: Sequence[Word], turn: int, few: int) -> list[Word]:
@@ -26,7 +29,9 @@ class Backend:
     name: str
     instruction_set: str | None = None  # of the cpu's kernels
     every_word: bool = True  # else words take turns: another batch, other words
-    slow: bool = False  # batches have to be small
+    slow: bool = False  # batches have to be small:
+    pairs: int = 70 * 70
+    width: int = 40
 
     def __str__(self) -> str:
         return self.instruction_set or self.name
@@ -37,10 +42,11 @@ class Backend:
             yield
 
     def bears(self, batch: Batch) -> bool:
-        """The interpreter needs a second for anything larger; its tiles are of 32 rows, and 16 deep."""
+        """The interpreter needs a second for anything larger; its tiles are of 32 rows, and 16 deep. Those of
+        a GPU are of 64 rows and 64 deep."""
         rows, width = batch.emb.shape
         candidates = rows if batch.ref_emb is None else len(batch.ref_emb)
-        return not self.slow or (rows * candidates <= 70 * 70 and width <= 40)
+        return not self.slow or (rows * candidates <= self.pairs and width <= self.width)
 
     def some(self, words: Sequence[Word], turn: int, few: int = 1) -> Sequence[Word]:
         """All of them or, where words take turns, as many as `few`, other ones at every turn."""
@@ -55,6 +61,8 @@ def backends_on_trial() -> list[Backend]:
     """The cpu's best instruction set meets every word, and the others meet each word now and then."""
     if FORCED == "triton" and INTERPRETED:
         return [Backend("triton", every_word=False, slow=True)]
+    if FORCED == "triton" and EMULATED:
+        return [Backend("triton", every_word=False, slow=True, pairs=200 * 200, width=130)]
     if FORCED not in (None, "cpu") or DEVICE.type != "cpu":
         return [Backend(FORCED or "triton")]
     *others, best = [name for name in cpu.instruction_sets() if name not in INTEGERS_ALONE] or [None]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.backends import EMULATED
 from tests.support.calls import DEVICE
 from tripletops.backends import FORCED, INTERPRETED
 
@@ -14,7 +15,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """One skip with its reason, where there is neither a GPU nor Triton's interpreter, which has to be asked
     for before triton is first imported."""
     here = [item for item in items if Path(__file__).parent in item.path.parents]
-    if not here or DEVICE.type != "cpu" or (INTERPRETED and FORCED is not None):
+    if not here or DEVICE.type != "cpu" or ((INTERPRETED or EMULATED) and FORCED is not None):
         return
     first, *others = here
     reason = "run as TRITON_INTERPRET=1 TRIPLETOPS_BACKEND=triton python -m pytest tests/backends"
