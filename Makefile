@@ -3,7 +3,8 @@
 # compiler that CXX names.
 #
 #   make demo      the speed table, a collapse and its cure on handwritten digits, and a report: some minute
-#   make test      the tests, then those of the GPU kernels in Triton's interpreter
+#   make test      the tests, those of the GPU kernels in Triton's interpreter, and a sample of those of their PTX
+#   make test-ptx  all tests of the GPU kernels on the PTX that they compile to, executed by an emulator (an hour)
 #   make test-gpu  the tests and the speed table on a GPU
 #   make fuzz      100,000 calls of all functions with rows of all kinds (some twenty minutes; stopped, it goes on)
 #   make words     the type stub and the README's tables, written anew from tripletops/_words.py
@@ -31,22 +32,34 @@ unexport PYTHONPATH PYTHONHOME PYTHONSTARTUP VIRTUAL_ENV CONDA_PREFIX PIP_USER P
 unexport CFLAGS CXXFLAGS CPPFLAGS LDFLAGS TRIPLETOPS_SANITIZE TRITON_INTERPRET
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: demo test test-gpu fuzz words lint bench sanitize clean
+.PHONY: demo test test-ptx test-gpu fuzz words lint bench sanitize clean
 
 demo: $(BUILT)
 	@$(PY) -m train_ref.demo
 
 # Triton asks for the interpreter when it is imported, so a process either interprets kernels or compiles them. The
-# interpreter needs one core, so it runs beside the rest, and its output comes last.
+# interpreter needs one core, so it runs beside the rest, and its output comes last. Behind it, in a process of its own,
+# compiled kernels are executed: tests/ptx, and as many of the others as PTX_SECONDS of processor time allow. PTX_SEED
+# chooses them; without it they are others each time.
 INTERPRETED := tests/backends --ignore=tests/backends/cpu --ignore=tests/backends/test_registry.py
+EXECUTED := tests/ptx $(INTERPRETED) --ignore=tests/backends/triton
+ON_PTX := TRIPLETOPS_TEST_PTX=1 TRIPLETOPS_BACKEND=triton $(PY) -m pytest
+PTX_SECONDS ?= 60
+PTX_SEED ?=
 
 test: $(BUILT)
 	@mkdir -p build; \
-	TRITON_INTERPRET=1 TRIPLETOPS_BACKEND=triton $(PY) -m pytest $(INTERPRETED) >build/interpreter.log 2>&1 & \
-	interpreter=$$!; trap 'kill $$interpreter' INT TERM; \
-	failed=0; $(PY) -m pytest || failed=1; \
-	wait $$interpreter || failed=1; \
-	cat build/interpreter.log; exit $$failed
+	{ failed=0; \
+	  TRITON_INTERPRET=1 TRIPLETOPS_BACKEND=triton $(PY) -m pytest $(INTERPRETED) || failed=1; \
+	  $(ON_PTX) -p tests.ptx.sample --sample $(PTX_SECONDS) $(PTX_SEED:%=--sample-seed %) $(EXECUTED) || failed=1; \
+	  exit $$failed; } >build/kernels.log 2>&1 & \
+	kernels=$$!; trap 'kill $$kernels' INT TERM; \
+	failed=0; $(PY) -m pytest --ignore=tests/ptx || failed=1; \
+	wait $$kernels || failed=1; \
+	cat build/kernels.log; exit $$failed
+
+test-ptx: $(BUILT)
+	@$(ON_PTX) $(EXECUTED) tests/backends/triton/test_tiles.py
 
 # PyPI's torch is a CUDA build, and so is the one in .venv, unless the package index offers a CPU build. Where that is
 # so, or the GPU is AMD's, use an environment that has the right torch and in which `pip install -e '.[test]'` was run:

@@ -8,9 +8,9 @@ from typing import TypeAlias
 import numpy as np
 
 from tests.ptx.faults import UnknownInstructionError
-from tests.ptx.numbers import TYPES, UNSIGNED, Array, as_bits, bits_of
 from tests.ptx.parser import Address, Instruction, Kernel, Not, Number, Operand, Register, Symbol, Vector
 from tests.ptx.threads import Threads
+from tests.ptx.values import TYPES, UNSIGNED, Array, as_bits, bits_of
 
 Action: TypeAlias = Callable[[Threads], None]
 Reader: TypeAlias = Callable[[Threads], Array]

@@ -17,9 +17,9 @@ from tests.ptx.decoder import Action, Decoder, Reader
 from tests.ptx.faults import FaultError, UnknownInstructionError
 from tests.ptx.instructions import arithmetic, conversion, logic, movement, tensor_core, warp
 from tests.ptx.memory import Space
-from tests.ptx.numbers import Array, bits_of
 from tests.ptx.parser import Instruction, Kernel, Number, Symbol, Vector, parse
 from tests.ptx.threads import Threads
+from tests.ptx.values import Array, bits_of
 
 FAMILIES: dict[str, Callable[[Decoder], Action]] = {
     **arithmetic.FAMILY,

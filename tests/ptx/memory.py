@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from tests.ptx.faults import FaultError
-from tests.ptx.numbers import UNSIGNED, Array
+from tests.ptx.values import UNSIGNED, Array
 
 # A stamp: block · 2³² + epoch · 2⁷ + warp; an epoch is the time between two barriers.
 WARPS, EPOCHS = 7, 25

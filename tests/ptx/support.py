@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from tests.ptx.machine import Program
-from tests.ptx.numbers import Array
 from tests.ptx.tensors import Fresh, Tensors
+from tests.ptx.values import Array
 
 STEMS = {1: "%p", 16: "%rs", 32: "%r", 64: "%rd"}
 

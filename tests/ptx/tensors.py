@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from tests.ptx.memory import OUTSIDE, UNWRITTEN, WRITTEN, Space
-from tests.ptx.numbers import Array
+from tests.ptx.values import Array
 
 BASE = 1 << 40
 _GAP = 512

@@ -12,9 +12,9 @@ import numpy as np
 
 from tests.ptx.faults import FaultError
 from tests.ptx.memory import UNWRITTEN, Access, Space, Visitors, stamp_of
-from tests.ptx.numbers import POISON, Array
 from tests.ptx.parser import Kernel, Register
 from tests.ptx.tensors import BASE
+from tests.ptx.values import POISON, Array
 
 LANES = 32
 

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from tests.ptx.decoder import Action, Decoder
-from tests.ptx.numbers import (
+from tests.ptx.threads import Threads
+from tests.ptx.values import (
     TYPES,
     Array,
     as_bits,
@@ -22,7 +23,6 @@ from tests.ptx.numbers import (
     fused_float64,
     fused_narrow,
 )
-from tests.ptx.threads import Threads
 
 Operation = Callable[..., Any]
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from tests.ptx.decoder import Action, Decoder
 from tests.ptx.instructions.arithmetic import bits_of_floats, floats_of, is_float
-from tests.ptx.numbers import TYPES, Array, as_bits, flushed, saturated, to_tf32, towards_zero
 from tests.ptx.threads import Threads
+from tests.ptx.values import TYPES, Array, as_bits, flushed, saturated, to_tf32, towards_zero
 
 # To a whole number.
 WHOLE: dict[str, Callable[[Array], Array]] = {

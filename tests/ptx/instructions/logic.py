@@ -9,9 +9,9 @@ import numpy as np
 
 from tests.ptx.decoder import Action, Decoder, Reader
 from tests.ptx.instructions.arithmetic import floats_of, is_float
-from tests.ptx.numbers import Array, as_bits, bits_of, flushed, shifted_left, shifted_right
 from tests.ptx.parser import Vector
 from tests.ptx.threads import Threads
+from tests.ptx.values import Array, as_bits, bits_of, flushed, shifted_left, shifted_right
 
 LOGIC = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
 

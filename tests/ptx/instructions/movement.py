@@ -8,9 +8,9 @@ import numpy as np
 
 from tests.ptx.decoder import Action, Decoder, Reader, Writer
 from tests.ptx.faults import FaultError
-from tests.ptx.numbers import TYPES, UNSIGNED, Array, as_bits, bits_of
 from tests.ptx.parser import Address, Symbol, Vector
 from tests.ptx.threads import Threads
+from tests.ptx.values import TYPES, UNSIGNED, Array, as_bits, bits_of
 
 SPACES = ("global", "shared", "param")
 SCOPES = ("cta", "cluster", "gpu", "sys")

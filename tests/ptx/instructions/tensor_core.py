@@ -15,8 +15,8 @@ import numpy as np
 from tests.ptx.decoder import Action, Decoder, Reader
 from tests.ptx.instructions.arithmetic import floats_of
 from tests.ptx.memory import Access
-from tests.ptx.numbers import Array, as_bits, fused_float64, towards_zero
 from tests.ptx.threads import LANES, Threads
+from tests.ptx.values import Array, as_bits, fused_float64, towards_zero
 
 ADDED_AT_ONCE = 8
 LANE = np.arange(LANES)

@@ -9,9 +9,9 @@ import numpy as np
 
 from tests.ptx.decoder import Action, Decoder, Reader
 from tests.ptx.faults import FaultError
-from tests.ptx.numbers import TYPES, Array, as_bits
 from tests.ptx.parser import Vector
 from tests.ptx.threads import LANES, Threads
+from tests.ptx.values import TYPES, Array, as_bits
 
 LANE = np.arange(LANES, dtype=np.int64)[None]
 
