@@ -82,6 +82,15 @@ def improve(value, place, best, best_place):
 
 
 @triton.jit
+def scaled_difference(a, a_factor, b, b_factor):
+    """a·a_factor − b·b_factor, which is 0 between equal rows.
+
+    Compilers fuse one of the products with the difference; the other product alone is then rounded.
+    """
+    return tl.where((a == b) & (a_factor == b_factor), 0.0, a * a_factor - b * b_factor)
+
+
+@triton.jit
 def squared_distance(x, x_stride, i, x_factor, y, y_stride, j, y_factor, valid, width, DEPTH: tl.constexpr):
     """The squared distance of the rows i and j, pair by pair, from the rows themselves, in float64."""
     depth = tl.arange(0, DEPTH)
@@ -90,9 +99,10 @@ def squared_distance(x, x_stride, i, x_factor, y, y_stride, j, y_factor, valid, 
     total = tl.zeros(valid.shape, tl.float64)
     for start in range(0, width, DEPTH):
         inside = valid[:, None] & (start + depth < width)[None, :]
-        a = tl.load(x_at + start, inside, 0.0).to(tl.float64) * x_factor[:, None]
-        b = tl.load(y_at + start, inside, 0.0).to(tl.float64) * y_factor[:, None]
-        total += tl.sum((a - b) * (a - b), 1)
+        a = tl.load(x_at + start, inside, 0.0).to(tl.float64)
+        b = tl.load(y_at + start, inside, 0.0).to(tl.float64)
+        difference = scaled_difference(a, x_factor[:, None], b, y_factor[:, None])
+        total += tl.sum(difference * difference, 1)
     return total
 
 

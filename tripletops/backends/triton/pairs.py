@@ -16,6 +16,7 @@ from tripletops.backends.triton.device import (
     improve,
     reported,
     same_class,
+    scaled_difference,
     squared_distance,
     within_type,
 )
@@ -102,8 +103,9 @@ def pulls(
     if DISTANCE == COSINE:
         # d/dx (1 − S) = ((u − v) − (1 − S) u) / |x|, which keeps its digits where u and v nearly agree.
         u = a * x_factor[:, None, None]
-        v = b * tl.load(y.factor + j, valid, 0.0)[:, :, None]
-        pull = (weight * x_factor[:, None])[:, :, None] * ((u - v) - distance[:, :, None] * u)
+        factor = tl.load(y.factor + j, valid, 0.0)[:, :, None]
+        apart = scaled_difference(a, x_factor[:, None, None], b, factor)
+        pull = (weight * x_factor[:, None])[:, :, None] * (apart - distance[:, :, None] * u)
     elif DISTANCE == EUCLIDEAN:
         apart = valid & (distance > 0)
         difference = a - b
