@@ -37,26 +37,26 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 demo: $(BUILT)
 	@$(PY) -m train_ref.demo
 
-# Triton asks for the interpreter when it is imported, so a process either interprets kernels or compiles them. The
-# interpreter needs one core, so it runs beside the rest, and its output comes last. Behind it, in a process of its own,
-# compiled kernels are executed: tests/ptx, and as many of the others as PTX_SECONDS of processor time allow. PTX_SEED
-# chooses them; without it they are others each time.
+# Triton asks for the interpreter when it is imported, so a process either interprets kernels or compiles them. Both
+# processes need one core, so they run beside the rest, and their output comes last. The second one executes what the
+# kernels compile to: tests/ptx, and as many of the other tests as PTX_SECONDS of processor time allow. PTX_SEED chooses
+# these; without it they are others each time.
 INTERPRETED := tests/backends --ignore=tests/backends/cpu --ignore=tests/backends/test_registry.py
 EXECUTED := tests/ptx $(INTERPRETED) --ignore=tests/backends/triton
 ON_PTX := TRIPLETOPS_TEST_PTX=1 TRIPLETOPS_BACKEND=triton $(PY) -m pytest
 PTX_SECONDS ?= 60
 PTX_SEED ?=
+PTX_SAMPLE = -p tests.ptx.sample --sample $(PTX_SECONDS) $(PTX_SEED:%=--sample-seed %)
 
 test: $(BUILT)
 	@mkdir -p build; \
-	{ failed=0; \
-	  TRITON_INTERPRET=1 TRIPLETOPS_BACKEND=triton $(PY) -m pytest $(INTERPRETED) || failed=1; \
-	  $(ON_PTX) -p tests.ptx.sample --sample $(PTX_SECONDS) $(PTX_SEED:%=--sample-seed %) $(EXECUTED) || failed=1; \
-	  exit $$failed; } >build/kernels.log 2>&1 & \
-	kernels=$$!; trap 'kill $$kernels' INT TERM; \
+	TRITON_INTERPRET=1 TRIPLETOPS_BACKEND=triton $(PY) -m pytest $(INTERPRETED) >build/interpreter.log 2>&1 & \
+	interpreter=$$!; \
+	$(ON_PTX) $(PTX_SAMPLE) $(EXECUTED) >build/ptx.log 2>&1 & \
+	ptx=$$!; trap 'kill $$interpreter $$ptx' INT TERM; \
 	failed=0; $(PY) -m pytest --ignore=tests/ptx || failed=1; \
-	wait $$kernels || failed=1; \
-	cat build/kernels.log; exit $$failed
+	wait $$interpreter || failed=1; wait $$ptx || failed=1; \
+	cat build/interpreter.log build/ptx.log; exit $$failed
 
 test-ptx: $(BUILT)
 	@$(ON_PTX) $(EXECUTED) tests/backends/triton/test_tiles.py

@@ -101,16 +101,19 @@ ACCESS = r"((?:ld|st)\.(?:global|shared)|ldmatrix|cp\.async\.c)(\.?[^;\[]*\[\s*%
 
 
 @pytest.mark.parametrize(
-    ("kernel", "every"), [("walk_kernel", 1), ("measure_kernel", 1), ("weigh_kernel", 6)]
+    ("kernel", "every"), [("walk_kernel", 1), ("measure_kernel", 1), ("weigh_kernel", 11)]
 )
 def test_a_dropped_barrier(kernel, every):
-    """Every one in the walk. That a barrier is needed shows where the call comes to it."""
-    tried = [number for number in range(0, count(kernel, BARRIER), every) if runs(kernel, BARRIER, number)]
-    assert tried
-    for number in tried:
+    """A barrier that the call does not come to is not missed."""
+    found = 0
+    for number in range(0, count(kernel, BARRIER), every):
         fault = fault_of(kernel, replaced(kernel, BARRIER, number, ""))
-        assert fault is not None, number
-        assert re.search("shared memory while .* (reads|writes) it", fault), fault
+        if fault is None:
+            assert not runs(kernel, BARRIER, number), number
+        else:
+            assert re.search("shared memory while .* (reads|writes) it", fault), fault
+            found += 1
+    assert found
 
 
 @pytest.mark.parametrize("kernel", ["walk_kernel", "weigh_kernel"])
@@ -125,6 +128,6 @@ def test_a_weakened_wait_for_copies(kernel):
 @pytest.mark.parametrize("kernel", ["walk_kernel", "pull_kernel"])
 def test_a_shifted_address(kernel):
     """By 64 bytes: outside of its tensor or array, or where others are, or where other numbers are."""
-    for number in range(0, count(kernel, ACCESS), 5):
+    for number in range(0, count(kernel, ACCESS), 10):
         change = replaced(kernel, ACCESS, number, r"\1\2 + 64\3")
         assert fault_of(kernel, change) is not None or not runs(kernel, LINE + ACCESS, number), number
