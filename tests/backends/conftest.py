@@ -30,15 +30,15 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
 
 
 @pytest.fixture(autouse=True)
-def emulated_gpu() -> Iterator[None]:
-    """Where the GPU's code is on trial, Triton's kernels are compiled, and run by the emulator."""
+def emulator() -> Iterator[Any]:
+    """Where the GPU's code is on trial, Triton's kernels are compiled, and run by this."""
     if not EMULATED:
-        yield
+        yield None
         return
     from tests.ptx.driver import emulated
 
-    with emulated():
-        yield
+    with emulated() as driver:
+        yield driver
 
 
 @pytest.fixture(scope="session", autouse=True)

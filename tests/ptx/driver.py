@@ -6,7 +6,6 @@ code, is left out: here PTX is the machine code. tripletops takes CPU tensors to
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
@@ -20,6 +19,7 @@ import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 
+from tests.ptx.catalogue import Key, key_of
 from tests.ptx.faults import FaultError
 from tests.ptx.machine import Program
 from tests.ptx.tensors import Fresh, Tensors
@@ -44,12 +44,12 @@ class Utilities:
 
 
 class Emulator:
-    """Triton's driver. `launches` counts those of each kernel; `change` may alter PTX before it is run."""
+    """Triton's driver. `executed` are the kernels that were run, `change` may alter PTX before it is."""
 
     def __init__(self) -> None:
         self.utils = Utilities()
         self.fresh = Fresh()
-        self.launches: Counter[str] = Counter()
+        self.executed: set[Key] = set()
         self.change: Callable[[str], str] | None = None
 
     def get_current_device(self) -> str:
@@ -65,9 +65,11 @@ class Emulator:
         if metadata.global_scratch_size or metadata.profile_scratch_size:
             raise NotImplementedError(f"{metadata.name} wants scratch memory")
 
+        key = key_of(source.fn, source.signature, source.constants)
+
         def launch(x: int, y: int, z: int, stream: int, code: str, *rest: Any) -> None:
             _metadata, _launch_metadata, _enter, _exit, *arguments = rest
-            self.launches[metadata.name] += 1
+            self.executed.add(key)
             given = _flat(tuple(source.signature.values()), tuple(arguments))
             changed = code if self.change is None else self.change(code)
             self._run(program_of(changed), (x, y, z), given, metadata.shared)
