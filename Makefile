@@ -44,7 +44,7 @@ demo: $(BUILT)
 INTERPRETED := tests/backends --ignore=tests/backends/cpu --ignore=tests/backends/test_registry.py
 EXECUTED := tests/ptx $(INTERPRETED) --ignore=tests/backends/triton
 ON_PTX := TRIPLETOPS_TEST_PTX=1 TRIPLETOPS_BACKEND=triton $(PY) -m pytest
-PTX_SECONDS ?= 60
+PTX_SECONDS ?= 45
 PTX_SEED ?=
 PTX_SAMPLE = -p tests.ptx.sample --sample $(PTX_SECONDS) $(PTX_SEED:%=--sample-seed %)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -84,7 +84,7 @@ class Emulator:
         tensors.write_back()
 
 
-@cache
+@lru_cache(maxsize=256)
 def program_of(text: str) -> Program:
     return Program(text)
 

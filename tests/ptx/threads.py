@@ -78,7 +78,7 @@ class Threads:
         self.registers[register.index] = value
 
     def full(self, value: Array) -> Array:
-        return np.broadcast_to(value, self.shape)
+        return value if value.shape == self.shape else np.broadcast_to(value, self.shape)
 
     def by_warp(self, value: Array) -> Array:
         """(warps of all blocks, lanes)."""
