@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from tests.ptx.faults import UnknownInstructionError
+from tests.ptx.faults import FaultError, UnknownInstructionError
 from tests.ptx.parser import Address, Instruction, Kernel, Not, Number, Operand, Register, Symbol, Vector
 from tests.ptx.threads import Threads
 from tests.ptx.values import TYPES, UNSIGNED, Array, as_bits, bits_of
@@ -72,7 +72,7 @@ class Decoder:
         def read(threads: Threads) -> Array:
             value = threads.registers[index]
             if value is None:
-                raise self.unknown("reads a register that nobody wrote")
+                raise FaultError("reads a register that nobody wrote")
             return value
 
         if register.bits == bits:

@@ -14,13 +14,13 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 
 from tests.ptx.catalogue import Key, key_of
-from tests.ptx.faults import FaultError
 from tests.ptx.machine import Program
 from tests.ptx.tensors import Fresh, Tensors
 from tripletops.backends import REGISTRY
@@ -76,10 +76,14 @@ class Emulator:
 
         return launch
 
-    def _run(self, program: Program, grid: tuple[int, int, int], given: list[Any], shared: int) -> None:
-        passed = [each for each in given if isinstance(each, Tensor)]
+    def _run(
+        self, program: Program, grid: tuple[int, int, int], given: list[tuple[str, Any]], shared: int
+    ) -> None:
+        passed = [each for _, each in given if isinstance(each, Tensor)]
         tensors = Tensors(passed, grid[0] * grid[1] * grid[2], self.fresh)
-        arguments = [tensors.address(each) if isinstance(each, Tensor) else _bits(each) for each in given]
+        arguments = [
+            tensors.address(each) if isinstance(each, Tensor) else _bits(kind, each) for kind, each in given
+        ]
         program.launch(grid, arguments, tensors.space, shared)
         tensors.write_back()
 
@@ -89,17 +93,22 @@ def program_of(text: str) -> Program:
     return Program(text)
 
 
-def _flat(signature: Any, arguments: Any) -> list[Any]:
-    """The arguments that the kernel is given: not its constants."""
+def _flat(signature: Any, arguments: Any) -> list[tuple[str, Any]]:
+    """The arguments that the kernel is given, not its constants; with Triton's names of their types."""
     if isinstance(signature, tuple):
         pairs = zip(signature, arguments, strict=True)
         return [each for kind, argument in pairs for each in _flat(kind, argument)]
-    return [] if signature == "constexpr" else [(signature, arguments)[1]]
+    return [] if signature == "constexpr" else [(signature, arguments)]
 
 
-def _bits(number: int | float | bool) -> int:
-    if isinstance(number, float):
-        raise FaultError("an argument that is a float: the emulator takes integers and tensors")
+def _bits(kind: str, number: float | int | bool) -> int:
+    """As the kernel finds a number among its parameters."""
+    if kind == "fp32":
+        return int(np.float32(number).view(np.uint32))
+    if kind == "fp64":
+        return int(np.float64(number).view(np.uint64))
+    if not kind.startswith(("i", "u")):
+        raise NotImplementedError(f"an argument of type {kind}")
     return int(number)
 
 

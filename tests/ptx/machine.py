@@ -41,7 +41,6 @@ class Straight:
     condition: Reader | None = None  # who takes the branch or leaves; None: all
     target: int | None = None  # of the branch, among the straights; None: there is no branch
     leaves: bool = False
-    last: Instruction | None = None
 
 
 class Program:
@@ -152,7 +151,7 @@ def _straights(kernel: Kernel) -> list[Straight]:
         straight = Straight()
         for instruction in instructions[begin:end]:
             if _ends(instruction):
-                straight.condition, straight.last = _condition(kernel, instruction), instruction
+                straight.condition = _condition(kernel, instruction)
                 straight.leaves = instruction.name in LEAVES
                 if instruction.name == "bra":
                     straight.target = number[kernel.labels[_target(instruction)]]

@@ -64,7 +64,7 @@ class Threads:
         self._stamp()
 
     def _stamp(self) -> None:
-        self._stamps = stamp_of(self._numbers, self._epochs, self._order // LANES)
+        self.stamps = stamp_of(self._numbers, self._epochs, self._order // LANES)
         self._names = np.broadcast_to(self._order, self.shape)
 
     # Registers
@@ -127,7 +127,7 @@ class Threads:
         return result
 
     def visitors(self) -> Visitors:
-        return Visitors(self.active(self._stamps), self.active(self._names))
+        return Visitors(self.active(self.stamps), self.active(self._names))
 
     def global_access(self, address: Array, size: int) -> Access:
         start = self.active(address).astype(np.int64) - BASE
@@ -170,7 +170,7 @@ class Copies:
     def wait(self, unfinished: int) -> None:
         """Until no more than so many groups of each thread are left."""
         threads, left = self.threads, []
-        committed, stamps = self.committed.reshape(-1), threads.full(threads._stamps).reshape(-1)
+        committed, stamps = self.committed.reshape(-1), threads.full(threads.stamps).reshape(-1)
         waits = np.ones(len(committed), bool) if threads.mask is None else threads.mask.reshape(-1)
         for places, who, group in self.pending:
             done = waits[who] & (group < committed[who] - unfinished)

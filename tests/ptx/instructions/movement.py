@@ -100,7 +100,7 @@ def _ld(decoder: Decoder) -> Action:
 
 
 def _parameter(decoder: Decoder) -> Action:
-    address, write = decoder.operands[1], decoder.write(0)
+    address, write = decoder.operands[1], decoder.write(0, signed=decoder.type.startswith("s"))
     assert isinstance(address, Address), decoder.instruction
     if not isinstance(address.base, Symbol) or address.offset:
         raise decoder.unknown("a part of a parameter")
