@@ -4,7 +4,7 @@
 #
 #   make demo      the speed table, a collapse and its cure on handwritten digits, and a report: some minute
 #   make test      the tests, those of the GPU kernels in Triton's interpreter, and a sample of those of their PTX
-#   make test-ptx  all tests of the GPU kernels on the PTX that they compile to, executed by an emulator (an hour)
+#   make test-ptx  all tests of the GPU kernels on the PTX that they compile to, executed by an emulator
 #   make test-gpu  the tests and the speed table on a GPU
 #   make fuzz      100,000 calls of all functions with rows of all kinds (some twenty minutes; stopped, it goes on)
 #   make words     the type stub and the README's tables, written anew from tripletops/_words.py
@@ -42,7 +42,7 @@ demo: $(BUILT)
 # kernels compile to: tests/ptx, and as many of the other tests as PTX_SECONDS of processor time allow. PTX_SEED chooses
 # these; without it they are others each time.
 INTERPRETED := tests/backends --ignore=tests/backends/cpu --ignore=tests/backends/test_registry.py
-EXECUTED := tests/ptx $(INTERPRETED) --ignore=tests/backends/triton
+EXECUTED := tests/ptx $(filter-out %/test_registry.py,$(wildcard tests/backends/test_*.py))
 ON_PTX := TRIPLETOPS_TEST_PTX=1 TRIPLETOPS_BACKEND=triton $(PY) -m pytest
 PTX_SECONDS ?= 45
 PTX_SEED ?=
@@ -59,7 +59,7 @@ test: $(BUILT)
 	cat build/interpreter.log build/ptx.log; exit $$failed
 
 test-ptx: $(BUILT)
-	@$(ON_PTX) $(EXECUTED) tests/backends/triton/test_tiles.py
+	@$(ON_PTX) $(EXECUTED) tests/backends/triton/test_tiles.py tests/backends/triton/test_compiled.py
 
 # PyPI's torch is a CUDA build, and so is the one in .venv, unless the package index offers a CPU build. Where that is
 # so, or the GPU is AMD's, use an environment that has the right torch and in which `pip install -e '.[test]'` was run:

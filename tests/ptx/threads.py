@@ -38,7 +38,7 @@ class Threads:
         self.shared_bytes = -(-shared_bytes // 16) * 16
         length = len(blocks) * self.shared_bytes
         state = np.full(length // granule, UNWRITTEN, np.uint8)
-        self.shared = Space(self._shared_name, np.zeros(length, np.uint8), state, granule, len(blocks))
+        self.shared = Space(self._shared_name, np.zeros(length, np.uint8), state, granule, blocks.stop)
         self.copies = Copies(self)
         self.exited = np.zeros(self.shape, bool)
         self._numbers = np.arange(blocks.start, blocks.stop, dtype=np.int64)[:, None]
