@@ -42,7 +42,8 @@ demo: $(BUILT)
 # kernels compile to: tests/ptx, and as many of the other tests as PTX_SECONDS of processor time allow. PTX_SEED chooses
 # these; without it they are others each time.
 INTERPRETED := tests/backends --ignore=tests/backends/cpu --ignore=tests/backends/test_registry.py
-EXECUTED := tests/ptx $(filter-out %/test_registry.py,$(wildcard tests/backends/test_*.py))
+EXECUTED := tests/ptx tests/backends/triton/test_compiled.py \
+  $(filter-out %/test_registry.py,$(wildcard tests/backends/test_*.py))
 ON_PTX := TRIPLETOPS_TEST_PTX=1 TRIPLETOPS_BACKEND=triton $(PY) -m pytest
 PTX_SECONDS ?= 45
 PTX_SEED ?=
@@ -59,7 +60,7 @@ test: $(BUILT)
 	cat build/interpreter.log build/ptx.log; exit $$failed
 
 test-ptx: $(BUILT)
-	@$(ON_PTX) $(EXECUTED) tests/backends/triton/test_tiles.py tests/backends/triton/test_compiled.py
+	@$(ON_PTX) $(EXECUTED) tests/backends/triton/test_tiles.py
 
 # PyPI's torch is a CUDA build, and so is the one in .venv, unless the package index offers a CPU build. Where that is
 # so, or the GPU is AMD's, use an environment that has the right torch and in which `pip install -e '.[test]'` was run:
