@@ -21,5 +21,16 @@ def clusters(n: int, d: int, k: int) -> Tensor:
     return (centres + SPREAD * torch.randn(n, d, generator=generator)).requires_grad_()
 
 
+def equal_rows(n: int, d: int) -> Tensor:
+    return embeddings(1, d).detach().repeat(n, 1).requires_grad_()
+
+
+def tight_clusters(n: int, d: int, count: int) -> Tensor:
+    """Rows of all classes near each of `count` centres, which are 1,000 times as far apart."""
+    generator = torch.Generator().manual_seed(n + d)
+    centres = torch.randn(count, d, generator=generator)[torch.randint(count, (n,), generator=generator)]
+    return (centres + 1e-3 * torch.randn(n, d, generator=generator)).requires_grad_()
+
+
 def sorted_labels(n: int, k: int, device: str = "cpu") -> Tensor:
     return torch.arange(n, device=device) // k

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import tripletops as T
 from bench import peers
-from bench.batches import clusters, embeddings, sorted_labels
+from bench.batches import clusters, embeddings, equal_rows, sorted_labels, tight_clusters
 from bench.measure import Call, step
 from bench.registry import Row, Shape, Target, assert_agree, memory_row, product_row
 
@@ -90,6 +90,19 @@ def clusters_against_random(shape: Shape) -> dict[str, Call]:
     }
 
 
+CLOSE: dict[str, Callable[[int, int], Tensor]] = {
+    "equal rows": equal_rows,
+    "4 tight clusters": partial(tight_clusters, count=4),
+}
+
+
+def close_against_random(rows: str, distance: str, shape: Shape) -> dict[str, Call]:
+    labels = sorted_labels(shape.n, shape.k)
+    batches = {rows: CLOSE[rows](shape.n, shape.d), "random": embeddings(shape.n, shape.d)}
+    loss = partial(T.batch_all_loss, distance=distance)
+    return {name: step(partial(loss, emb, labels), emb) for name, emb in batches.items()}
+
+
 def _name(objective: str) -> str:
     return objective.replace(" ", "-")
 
@@ -109,6 +122,18 @@ def _peak_of_two_classes(objective: str) -> Row:
     what = f"{objective}, 2 classes: peak growth ÷ bytes of emb, N={{n}}, D={{d}}"
     shape = Shape(8192, d=32, k=4096)
     return memory_row(f"memory-{_name(objective)}-2-classes", what, 24, shape, partial(alone, objective))
+
+
+def _close(rows: str, distance: str) -> Row:
+    return Row(
+        f"{_name(rows)}-{distance}",
+        f"batch-all, {distance}: {rows} ÷ random rows, N={{n}}",
+        None,
+        Shape(4096),
+        partial(close_against_random, rows, distance),
+        rows,
+        "random",
+    )
 
 
 def _metric_learning(
@@ -145,6 +170,7 @@ ROWS = [
         "clusters",
         "random",
     ),
+    *[_close(rows, distance) for rows in CLOSE for distance in ("euclidean", "cosine")],
     *[_peak(objective) for objective in OBJECTIVES],
     *[_peak_of_two_classes(objective) for objective in ("batch-all", "semi-hard")],
     _metric_learning("batch-all", Target(50, sign="≥"), Shape(2048), rounds=3, bounded_by=METRIC_LEARNING),

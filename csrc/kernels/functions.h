@@ -91,7 +91,8 @@ inline bool is_plain_pull(double value, double factor) {
 
 constexpr int32_t kBlockRows = 96;   // anchors that share one pass over a panel
 constexpr int32_t kBufferRows = 64;  // at least a panel's columns, or twice a tile's rows and a vector more
-constexpr int32_t kNobody = INT32_MAX;  // an index larger than every candidate's
+constexpr int64_t kPulledTogether = 32;  // elements; of a block's rows they stay in the first-level cache
+constexpr int32_t kNobody = INT32_MAX;   // an index larger than every candidate's
 
 // What a search keeps for each anchor. `beyond` is the nearest candidate strictly farther than the anchor's
 // floor.
@@ -153,6 +154,15 @@ struct RowFunctions {
   // The largest number that T holds stands for all larger ones: the difference of two infinities would be
   // NaN.
   double (*measure)(const Pair<T>&, int64_t width, Distance);
+  // The row in double; with `unit` the unit row.
+  void (*unpack)(const T* row, const Normaliser* unit, int64_t width, double* unpacked);
+  // The squared distances of x and `count` others, each rounded as that of `measure` is.
+  void (*squares)(const double* x, const double* const* others, int32_t count, int64_t width,
+                  double* squares);
+  // sums += the sum of factor * (x - y) over `count` rows y, numbered by `others`, that lie `stride` apart.
+  // `width` is at most kPulledTogether.
+  void (*pull_all)(const double* x, const double* rows, int64_t stride, const int32_t* others,
+                   const double* factors, int32_t count, int64_t width, T* sums);
   // sums += weight * d(distance)/dx, where x is the row that receives and y the other one of the pair; under
   // cosine divided by the lift of x.
   void (*pull)(const Pair<T>&, int64_t width, Distance, double distance, double weight, T* sums);

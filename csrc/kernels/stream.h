@@ -8,6 +8,7 @@
 
 #include <cmath>
 
+#include "near.h"
 #include "strips/walk.h"
 
 namespace tripletops {
@@ -18,11 +19,10 @@ class Stream {
   explicit Stream(Prepared<T>& prepared)
       : prepared_(prepared), rows_(prepared.rows), distance_(prepared.distance), width_(prepared.rows.width) {
     for (int i = 0; i < rows_.pool.threads; ++i) {
-      Worker worker = {};
+      Worker worker(prepared);
       for (T** block : {&worker.distances, &worker.scaled, &worker.transposed, &worker.weights, &worker.other,
                         &worker.near_weights})
         *block = prepared.take_block();
-      worker.near.entries = rows_.scratch.template take<int32_t>(kBlockRows * kBlockRows);
       worker.buffer = rows_.scratch.template take<T>(2 * width_);
       workers_.push_back(worker);
     }
@@ -120,10 +120,12 @@ class Stream {
 
  private:
   struct Worker {
-    T *distances, *scaled, *transposed, *weights, *other;
-    Near near;
-    T* near_weights;
-    T* buffer;  // two rows
+    explicit Worker(Prepared<T>& prepared) : near(prepared) {}
+
+    T *distances = nullptr, *scaled = nullptr, *transposed = nullptr, *weights = nullptr, *other = nullptr;
+    NearPairs<T> near;
+    T* near_weights = nullptr;
+    T* buffer = nullptr;  // two rows
   };
 
   // One side of the gradient, by position.
@@ -153,14 +155,10 @@ class Stream {
   // The distances of a block's negatives; those that products cannot tell are measured. `scaled`: see
   // BlockFunctions::to_distances.
   bool load_distances(int32_t row, int32_t column, const T* reach, Worker& worker, T* scaled) const {
-    if (!prepared_.load_block(row, column, reach, worker.distances, &worker.near)) return false;
+    if (!prepared_.load_block(row, column, reach, worker.distances, &worker.near.list)) return false;
     rows_.functions.blocks.to_distances(worker.distances, kBlockRows * kBlockRows, distance_,
                                         T(1 / prepared_.scale), scaled);
-    for (int32_t i = 0; i < worker.near.count; ++i) {
-      const int32_t at = worker.near.entries[i];
-      worker.distances[at] = T(prepared_.measured(rows_.row_of(row + at / kBlockRows),
-                                                  candidate_row(column + at % kBlockRows), worker.buffer));
-    }
+    worker.near.measure(row, column, worker.distances);
     return true;
   }
 
@@ -215,19 +213,20 @@ class Stream {
       cost.functions.weigh(cost.data, column, candidates, worker.transposed, worker.other);
       functions.transpose(worker.other, worker.transposed);
     }
-    for (int32_t n = 0; n < worker.near.count; ++n) {
-      const int32_t at = worker.near.entries[n];
+    const Near& near = worker.near.list;
+    for (int32_t n = 0; n < near.count; ++n) {
+      const int32_t at = near.entries[n];
       worker.near_weights[n] = weights[at] + (both ? worker.transposed[at] : 0);
     }
     functions.combine(weights, kBlockRows * kBlockRows, both ? worker.transposed : nullptr, scaled);
     if (distance_ == Distance::cosine) drop_zero_rows(row, anchors, column, candidates, weights);
-    for (int32_t n = 0; n < worker.near.count; ++n) {
-      const int32_t at = worker.near.entries[n], r = row + at / kBlockRows, c = column + at % kBlockRows;
-      pull_near(rows_.row_of(r), candidate_row(c), double(worker.distances[at]),
-                double(worker.near_weights[n]), anchors_.sums + r * stride_, candidates_.sums + c * stride_,
-                worker.buffer);
-      weights[at] = 0;
-    }
+    for (int32_t n = 0; n < near.count; ++n) weights[near.entries[n]] = 0;
+    pull_near(row, column, worker);
+  }
+
+  void pull_near(int32_t row, int32_t column, Worker& worker) {
+    worker.near.pull(worker.distances, worker.near_weights, anchors_.sums + row * stride_,
+                     candidates_.sums + column * stride_, stride_);
   }
 
   void pull_block(int32_t row, int32_t column, Worker& worker) {
@@ -245,8 +244,7 @@ class Stream {
 
   // From the derivatives in `distances` to factors in `half`; those of near pairs stay as they are.
   void to_factors(const StripRow<T>& row, int64_t columns) const {
-    if (row.scaled)
-      StripWalk<T>::each_near(row.near, columns, [&](int64_t c) { row.scaled[c] = 1; });
+    if (row.scaled) StripWalk<T>::each_near(row.near, columns, [&](int64_t c) { row.scaled[c] = 1; });
     rows_.functions.blocks.combine(row.distances, columns, nullptr, row.scaled);
     std::copy(row.distances, row.distances + columns, row.half);
   }
@@ -262,17 +260,19 @@ class Stream {
     if (distance_ == Distance::cosine)
       drop_zero_rows(row, anchors, column, prepared_.rows_in_block(column, rows_.classes.candidates),
                      weights);
-    turns.wait(block, strip);
+    Near& near = worker.near.list;
+    near.count = 0;
     for (int32_t r = 0; r < anchors; ++r)
       walk.each_near(walk.near(strip, r, block, i), kBlockRows, [&](int64_t c) {
         T& weight = weights[r * kBlockRows + c];
-        const int32_t x = rows_.row_of(row + r), y = candidate_row(column + int32_t(c));
-        if (weight != 0)
-          pull_near(x, y, double(T(prepared_.measured(x, y, worker.buffer))), double(weight),
-                    anchors_.sums + (row + r) * stride_, candidates_.sums + (column + c) * stride_,
-                    worker.buffer);
+        if (weight == 0) return;
+        worker.near_weights[near.count] = weight;
+        near.entries[near.count++] = int32_t(r * kBlockRows + c);
         weight = 0;
       });
+    worker.near.measure(row, column, worker.distances);
+    turns.wait(block, strip);
+    pull_near(row, column, worker);
     pull_block(row, column, worker);
     turns.finish(block);
   }
@@ -284,28 +284,6 @@ class Stream {
       for (int64_t i = begin; i < end; ++i) anchors_.totals[i] += candidates_.totals[i];
     });
     candidates_ = anchors_;
-  }
-
-  // A pair that products cannot tell apart pulls by the difference of its rows.
-  void pull_near(int32_t anchor_row, int32_t candidate_row, double apart, double weight, T* anchor_sums,
-                 T* candidate_sums, T* buffer) const {
-    const RowFunctions<T>& functions = rows_.functions.rows;
-    const T* x = functions.load(rows_.batch.anchors, anchor_row, buffer);
-    const T* y = functions.load(rows_.batch.candidates, candidate_row, buffer + width_);
-    if (distance_ == Distance::euclidean) {
-      functions.pull({x, y, {}, {}}, width_, distance_, apart, -weight, anchor_sums);
-      functions.pull({x, y, {}, {}}, width_, distance_, apart, weight, candidate_sums);
-      return;
-    }
-    const bool cosine = distance_ == Distance::cosine;
-    const Normaliser u = cosine ? prepared_.anchor_units[anchor_row] : Normaliser{prepared_.scale, 1};
-    const Normaliser v = cosine ? prepared_.candidate_units[candidate_row] : Normaliser{prepared_.scale, 1};
-    if (cosine && (is_zero(u) || is_zero(v))) return;
-    for (int64_t d = 0; d < width_; ++d) {
-      const T pull = T(weight * (double(x[d]) * u.scale / u.norm - double(y[d]) * v.scale / v.norm));
-      anchor_sums[d] -= pull;
-      candidate_sums[d] += pull;
-    }
   }
 
   bool is_zero(const Normaliser& unit) const { return width_ > 0 && std::isinf(unit.norm); }

@@ -660,6 +660,33 @@ def test_rows_nearer_to_each_other_than_a_product_can_tell(trial, distance, spre
     trial.check(batch, distance, "mean", unit=5 * tiny)
 
 
+@pytest.mark.parametrize(("dtype", "distance"), cases(DTYPES, DISTANCES, slow=5))
+def test_two_tight_clusters(trial, distance, dtype):
+    """Half of a block's pairs are too close for products, some of them equal."""
+    generator = torch.Generator().manual_seed(8)
+    count, width = (14, 7) if trial.slow else (120, 37)
+    place = torch.randint(2, (count,), generator=generator)
+    emb = torch.randn(2, width, generator=generator, dtype=torch.float64)[place]
+    emb += 1e-2 * torch.randn(count, width, generator=generator)
+    emb[::5] = emb[0]
+    labels = labels_of(count, 4 if trial.slow else 12, generator)
+    few = count // 2
+    for batch in (Batch(emb, labels), Batch(emb[:few], labels[:few], emb.roll(1, 0), labels)):
+        trial.check(batch.to(dtype), distance, "mean", names=STREAMS, few=3)
+
+
+@pytest.mark.parametrize(("dtype", "distance"), cases(DTYPES, DISTANCES, slow=5))
+def test_equal_rows_in_two_places(trial, distance, dtype):
+    """Negatives at distance 0 miss the whole margin, those in the other place nothing. No row is pulled."""
+    each = 4 if trial.slow else 60
+    emb = torch.tensor([[3.1, -0.7, 0.2], [-2.3, 0.9, 1.7]], dtype=dtype).repeat_interleave(each, 0)
+    labels = torch.arange(2 * each) // 4
+    call = ManyTuples("contrastive_loss", {"distance": distance, "pos_margin": 0.0, "neg_margin": 0.25})
+    losses, (gradient,), _ = run_tuples(Batch(emb, labels), call.but(reduction="none"))
+    assert losses.eq(0.25 * (each - 4)).all()
+    assert not gradient.any()
+
+
 # Nothing to compare, and values that are not finite
 
 

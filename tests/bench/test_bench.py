@@ -11,7 +11,7 @@ import torch
 import tripletops as T
 from bench import __main__ as command
 from bench import core, dense, measure, peers, record, registry
-from bench.batches import clusters, embeddings, sorted_labels
+from bench.batches import clusters, embeddings, equal_rows, sorted_labels, tight_clusters
 from bench.registry import Row, Shape, Target
 from bench.speed_table import speed_table
 from tripletops import reference
@@ -21,6 +21,12 @@ GPU = {row.name: row for row in core.GPU_ROWS}
 ONLY_GPU = [row for row in core.GPU_ROWS if row.name not in CORE]
 DENSE = {row.name: row for row in dense.ROWS}
 TWO_CLASSES = {"memory-batch-all-2-classes", "memory-semi-hard-2-classes"}
+CLOSE = {
+    "equal-rows-euclidean",
+    "equal-rows-cosine",
+    "4-tight-clusters-euclidean",
+    "4-tight-clusters-cosine",
+}
 OBJECTIVES = (
     "batch-all",
     "batch-all-soft-margin",
@@ -77,6 +83,14 @@ def test_clusters_are_separated():
     assert len(emb) == len(labels)
     assert distance[~same].min() > distance[same].max() + peers.MARGIN
     assert len(clusters(23, 5, 4)) == 23
+
+
+def test_close_rows_are_close():
+    assert equal_rows(7, 5).unique(dim=0).shape == (1, 5)
+    emb = tight_clusters(512, 128, 4).detach()
+    distance = torch.cdist(emb, emb)
+    assert 0.7 < (distance > 1).float().mean() < 0.8
+    assert not ((distance > 0.1) & (distance < 10)).any()
 
 
 def test_products_agree():
@@ -243,8 +257,10 @@ def test_the_dense_table_is_whole():
         **{f"memory-{objective}": ("≤ 10", 32768) for objective in OBJECTIVES},
         **dict.fromkeys(TWO_CLASSES, ("≤ 24", 8192)),
         "metric-learning-batch-all": ("≥ 50", 2048),
+        **dict.fromkeys(CLOSE),
         **dict.fromkeys(("contrastive", "metric-learning-multi-similarity")),
     }
+    assert all(DENSE[name].shape == Shape(4096) for name in CLOSE)
     assert {name for name, row in DENSE.items() if row.shape.d != 128} == TWO_CLASSES
     assert all(DENSE[name].shape == Shape(8192, d=32, k=4096) for name in TWO_CLASSES)
     others = {name for name, row in DENSE.items() if row.shape.k != 4} - TWO_CLASSES

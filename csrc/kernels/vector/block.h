@@ -35,7 +35,7 @@ struct Stripe {
     for (int32_t r = 0; r < tiles * kTileRows; ++r) {
       const Vector<T> own = broadcast<T>(row_halves[r]);
       const Vector<T> row_reach = broadcast<T>(reach ? reach[row + r] : T(0));
-      uint32_t close = 0;
+      uint64_t close = 0;
 #pragma GCC unroll 2
       for (int v = 0; v < kPanelVectors; ++v) {
         const int at = v * kLanes<T>;
@@ -44,7 +44,7 @@ struct Stripe {
         const Vector<T> value = apart > 0 ? apart : Vector<T>{};
         store_vector(value, half + r * kBlockRows + panel * columns + at);
         const Vector<T> bar = multiply_add(norms, broadcast<T>(T(kNear)), broadcast<T>(pairs.tiny));
-        close |= ~lanes_not_above(bar, value) & kAllLanes<T>;
+        close |= uint64_t(~lanes_not_above(bar, value) & kAllLanes<T>) << at;
         if (reach) {
           Vector<T> farthest = row_reach;
           if (pairs.symmetric) {
@@ -54,19 +54,15 @@ struct Stripe {
           reached |= ~lanes_not_above(farthest, value) & kAllLanes<T>;
         }
       }
-      if (reach) reached |= close;  // their distances are measured, and may be within reach after all
-      if (__builtin_expect(close && near, 0)) list_near(r, panel, row_halves[r], column_halves);
+      if (reach) reached |= close != 0;  // their distances are measured, and may be within reach after all
+      if (__builtin_expect(close && near, 0)) list_near(r * kBlockRows + panel * columns, close);
     }
     active |= reached;
   }
 
-  __attribute__((noinline)) void list_near(int32_t r, int32_t panel, T row_half, const T* column_halves) {
-    constexpr int columns = kPanelColumns<T>;
-    for (int c = 0; c < columns; ++c) {
-      const int32_t at = r * kBlockRows + panel * columns + c;
-      const T norms = row_half + column_halves[c];
-      if (half[at] < multiply_add_one(norms, T(kNear), pairs.tiny)) near[found++] = at;
-    }
+  // What lies behind the last row may be among them.
+  __attribute__((noinline)) void list_near(int32_t first, uint64_t close) {
+    for (; close; close &= close - 1) near[found++] = first + __builtin_ctzll(close);
   }
 };
 

@@ -6,6 +6,7 @@
 #include "../costs/softplus.h"
 #include "block.h"
 #include "draws.h"
+#include "near_rows.h"
 #include "search.h"
 
 namespace tripletops {
@@ -16,7 +17,7 @@ constexpr Functions<T> all_functions() {
   return {kTileRows,
           kPanelColumns<T>,
           {load_row<T>, store_row<T>, all_finite<T>, survey<T>, frame_row<T>, normalise<T>, measure<T>,
-           pull<T>, pull_plainly<T>, draw},
+           unpack<T>, squares, pull_all<T>, pull<T>, pull_plainly<T>, draw},
           {pack<T>, repack<T>, search_block<T>, key_of_pair<T>, half_squares<T>},
           {to_distances<T>,
            transpose_block<T>,

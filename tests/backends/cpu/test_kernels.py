@@ -526,6 +526,8 @@ def batch_with_duplicates(seed: int, count: int, classes: int) -> tuple[np.ndarr
     memory = rng.standard_normal((count + 200, 33)).astype(np.float32)
     ids = rng.integers(0, classes, count + 200)
     emb[50:60], memory[-20:] = emb[5], memory[3]
+    emb[100:200] = emb[7] + np.float32(1e-3) * emb[100:200]  # nearer to each other than a product can tell
+    memory[100:200] = emb[7] + np.float32(1e-3) * memory[100:200]
     return emb, labels, memory, ids
 
 
