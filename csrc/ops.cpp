@@ -372,8 +372,8 @@ std::tuple<Tensor, std::vector<Tensor>> loss_with_gradients_op(
 template <class T>
 Tensor scaled_typed(const Tensor& gradient, const Tensor& factor) {
   const int64_t rows = gradient.size(0), count = gradient.numel();
-  Tensor scaled = gradient.dim() == 2 ? empty({rows, gradient.size(1)}, kScalarType<T>)
-                                      : empty({rows}, kScalarType<T>);
+  Tensor scaled =
+      gradient.dim() == 2 ? empty({rows, gradient.size(1)}, kScalarType<T>) : empty({rows}, kScalarType<T>);
   const bool exact =
       scale_gradient(values<T>(gradient, count, "gradient"), count, *values<T>(factor, 1, "factor"),
                      static_cast<T*>(scaled.mutable_data_ptr()));

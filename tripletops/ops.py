@@ -160,7 +160,7 @@ class _Loss(torch.autograd.Function):
         op, call, others = run
         loss, *others[:] = op.run(call)
         _save(ctx, op, call, *others)
-        return loss
+        return loss  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
@@ -257,7 +257,7 @@ def _scaled(gradients: Sequence[Tensor], factor: Tensor, rows_type: torch.dtype)
     """Gradients times `factor`, those of rows in their type; None where digits would be missing."""
     if factor.item() != 1:
         gradients = [_scale(gradient, factor) for gradient in gradients]
-        if not all([gradient.numel() for gradient in gradients]):
+        if not all(gradient.numel() for gradient in gradients):
             return None
     elif torch._C._autograd._get_current_graph_task_keep_graph():
         # A second backward pass must find what is kept as it is, whatever becomes of the first one's.

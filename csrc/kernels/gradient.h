@@ -125,7 +125,7 @@ class RowGradient {
   int64_t row_ = 0;
   char* gradient_ = nullptr;
   T* part_ = nullptr;
-  bool fresh_ = true;      // nothing has been written to the part
+  bool fresh_ = true;     // nothing has been written to the part
   const T* x_ = nullptr;  // loaded when the first pair pulls at it
   Normaliser unit_;
   int64_t pulls_ = 0;

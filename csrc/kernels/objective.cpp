@@ -91,8 +91,7 @@ void ManyTuples<T>::differentiate(const Gradients<T>& wanted) {
                        const int32_t position = (is_anchor ? anchor_position : candidate_position)[row];
                        if (position < 0) return;
                        T* buffer = stream->buffer(worker);
-                       if (stream->has_pulls())
-                         stream->add_pulls(is_anchor, position, buffer, to.part());
+                       if (stream->has_pulls()) stream->add_pulls(is_anchor, position, buffer, to.part());
                        if (pulls_positives())
                          pull_positives(is_anchor, position, buffer, upstream, anchor_position, to);
                        pairs.pull(is_anchor, row, to);

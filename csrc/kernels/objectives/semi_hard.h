@@ -151,9 +151,8 @@ class SemiHard : public ManyTuples<T> {
       };
       std::vector<Entry> entries;
       if (begin_[a] == begin_[a + 1]) return;
-      each_candidate_of_class(a, [&](int32_t c) {
-        entries.push_back({keys[begin_[a] + int64_t(entries.size())], c});
-      });
+      each_candidate_of_class(
+          a, [&](int32_t c) { entries.push_back({keys[begin_[a] + int64_t(entries.size())], c}); });
       std::sort(entries.begin(), entries.end(), [](const Entry& one, const Entry& other) {
         return one.key < other.key || (one.key == other.key && one.candidate < other.candidate);
       });
@@ -206,12 +205,11 @@ class SemiHard : public ManyTuples<T> {
       pair.d_an = measure(pair.negative);
       if (!(pair.d_an > pair.d_ap)) {
         const T* x = this->functions.rows.load(this->call.batch.anchors, this->row_of(anchor), buffer);
-        pair.negative = this->prepared.nearest_beyond(anchor, x, double(pair.d_ap),
-                                                      buffer + this->rows.width, &pair.d_an);
+        pair.negative = this->prepared.nearest_beyond(anchor, x, double(pair.d_ap), buffer + this->rows.width,
+                                                      &pair.d_an);
       }
     }
-    if (pair.negative == kNobody)
-      pair.negative = farthest, pair.d_an = measure(farthest);
+    if (pair.negative == kNobody) pair.negative = farthest, pair.d_an = measure(farthest);
   }
 
   std::vector<RankedNegatives<T>> finders(const StripWalk<T>& walk) {
@@ -261,7 +259,7 @@ class SemiHard : public ManyTuples<T> {
   }
 
   const bool strips_ = StripWalk<T>::pays(this->rows, 48);  // measured
-  const int64_t* begin_ = nullptr;  // anchor -> first pair; one more entry at the end
+  const int64_t* begin_ = nullptr;                          // anchor -> first pair; one more entry at the end
   PickedPair<T>* pairs_ = nullptr;
 };
 

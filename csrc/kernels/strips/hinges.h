@@ -91,8 +91,8 @@ class RankedHinges {
   // Sorts the thresholds, and leaves in `cells_` how many of them each negative is not below.
   void rank(const PositiveRange& at, T margin, const T* distances) {
     int64_t count = 0;
-    each_positive(
-        at, [&](int32_t c) { thresholds_[count++] = within_type<T>(double(distances[c] + margin)); });
+    each_positive(at,
+                  [&](int32_t c) { thresholds_[count++] = within_type<T>(double(distances[c] + margin)); });
     ranking_.sort(thresholds_, count);
     std::fill(hits_, hits_ + count + 1, 0);
     ranking_.cells_of(distances, at.begin, cells_);

@@ -42,8 +42,10 @@ class StripWalk {
     Scratch& scratch = rows_.scratch;
     for (int worker = 0; worker < pool_.threads; ++worker)
       workers_.push_back({scratch.take<T>(kBlockRows * columns_),
-                          scratch.take<uint32_t>(kBlockRows * columns_ / kBits), scratch.take<T>(columns_),
-                          scratch.take<T>(columns_), prepared.take_block(),
+                          scratch.take<uint32_t>(kBlockRows * columns_ / kBits),
+                          scratch.take<T>(columns_),
+                          scratch.take<T>(columns_),
+                          prepared.take_block(),
                           {scratch.take<int32_t>(kBlockRows * kBlockRows), 0}});
   }
 
@@ -71,9 +73,9 @@ class StripWalk {
   // Row `r` of the worker's strip.
   StripRow<T> row(int32_t strip, int32_t r, int worker) const {
     const Worker& own = workers_[size_t(worker)];
-    return {strip * kBlockRows + r,    worker,
-            own.half + r * columns_,   own.near + r * columns_ / kBits,
-            own.distances,             prepared_.distance == Distance::euclidean ? own.scaled : nullptr};
+    return {strip * kBlockRows + r,  worker,
+            own.half + r * columns_, own.near + r * columns_ / kBits,
+            own.distances,           prepared_.distance == Distance::euclidean ? own.scaled : nullptr};
   }
 
   // The bits of that row in a block of candidates.
@@ -87,8 +89,8 @@ class StripWalk {
     rows_.functions.blocks.to_distances(row.distances, columns_, prepared_.distance, T(1 / prepared_.scale),
                                         row.scaled);
     each_near(row.near, columns_, [&](int64_t c) {
-      row.distances[c] = T(prepared_.measured(rows_.row_of(row.anchor),
-                                              rows_.classes.candidates.index[c], buffer));
+      row.distances[c] =
+          T(prepared_.measured(rows_.row_of(row.anchor), rows_.classes.candidates.index[c], buffer));
     });
   }
 
@@ -96,8 +98,7 @@ class StripWalk {
   template <class Visit>
   static void each_near(const uint32_t* near, int64_t columns, const Visit& visit) {
     for (int64_t word = 0; word < columns / kBits; ++word)
-      for (uint32_t bits = near[word]; bits; bits &= bits - 1)
-        visit(word * kBits + __builtin_ctz(bits));
+      for (uint32_t bits = near[word]; bits; bits &= bits - 1) visit(word * kBits + __builtin_ctz(bits));
   }
 
  private:

@@ -308,8 +308,7 @@ void repack(const Side<T>& candidates, int32_t tile, const Side<T>& anchors) {
       for (int64_t d = 0; d < width; ++d)
         std::memcpy(packed + d * kTileRows + r, from + d * columns, together * sizeof(T));
     else
-      for (int64_t d = 0; d < width; ++d)
-        std::memset(packed + d * kTileRows + r, 0, together * sizeof(T));
+      for (int64_t d = 0; d < width; ++d) std::memset(packed + d * kTileRows + r, 0, together * sizeof(T));
     for (int i = 0; i < together; ++i) {
       const bool is_row = row + i < candidates.count;
       anchors.half_norms[row + i] = is_row ? candidates.half_norms[row + i] : T(__builtin_nan(""));

@@ -58,9 +58,8 @@ __attribute__((noinline)) void settle_columns(const Pairs<T>& pairs, const TileV
   using Indices = decltype(least <= least);
   Indices lowest = Indices{} + kNobody;
   for (int r = 0; r < kTileRows; ++r) {
-    const Vector<T> key =
-        key_of<keep>(broadcast<T>(tile.row_half_norms[r]),
-                     load_vector<T>(tile.products + r * kPanelColumns<T> + v * kLanes<T>));
+    const Vector<T> key = key_of<keep>(broadcast<T>(tile.row_half_norms[r]),
+                                       load_vector<T>(tile.products + r * kPanelColumns<T> + v * kLanes<T>));
     const Indices index = Indices{} + pairs.anchors.index[tile.row + r];
     lowest = (above_floor<keep, T>(key, floor) <= least) & (index < lowest) ? index : lowest;
   }

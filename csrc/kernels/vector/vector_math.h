@@ -29,10 +29,20 @@ struct Format<double> {
 };
 
 template <class T>
-constexpr T kOneOverFactorial[] = {
-    T(1.0),           T(1.0),             T(1.0 / 2),         T(1.0 / 6),        T(1.0 / 24),
-    T(1.0 / 120),     T(1.0 / 720),       T(1.0 / 5040),      T(1.0 / 40320),    T(1.0 / 362880),
-    T(1.0 / 3628800), T(1.0 / 39916800),  T(1.0 / 479001600), T(1.0 / 6227020800)};
+constexpr T kOneOverFactorial[] = {T(1.0),
+                                   T(1.0),
+                                   T(1.0 / 2),
+                                   T(1.0 / 6),
+                                   T(1.0 / 24),
+                                   T(1.0 / 120),
+                                   T(1.0 / 720),
+                                   T(1.0 / 5040),
+                                   T(1.0 / 40320),
+                                   T(1.0 / 362880),
+                                   T(1.0 / 3628800),
+                                   T(1.0 / 39916800),
+                                   T(1.0 / 479001600),
+                                   T(1.0 / 6227020800)};
 
 // 0 below exp_floor, where the result would be subnormal; the largest x that gives a finite result is
 // exp_ceiling, which also stands for everything above.
