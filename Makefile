@@ -38,29 +38,32 @@ demo: $(BUILT)
 	@$(PY) -m train_ref.demo
 
 # Triton asks for the interpreter when it is imported, so a process either interprets kernels or compiles them. Both
-# processes need one core, so they run beside the rest, and their output comes last. The second one executes what the
-# kernels compile to: tests/ptx, and as many of the other tests as PTX_SECONDS of processor time allow. PTX_SEED chooses
-# these; without it they are others each time.
+# processes need one core, so they run beside the rest, one after the other, and then the tests of BESIDE; their output
+# comes last. The second one executes what the kernels compile to: tests/ptx, and as many of the calls of
+# test_compiled.py as PTX_SECONDS of processor time allow. PTX_SEED chooses these; without it they are others each time.
 INTERPRETED := tests/backends --ignore=tests/backends/cpu --ignore=tests/backends/test_registry.py
-EXECUTED := tests/ptx tests/backends/triton/test_compiled.py \
-  $(filter-out %/test_registry.py,$(wildcard tests/backends/test_*.py))
+EXECUTED := tests/ptx tests/backends/triton/test_compiled.py
 ON_PTX := TRIPLETOPS_TEST_PTX=1 TRIPLETOPS_BACKEND=triton $(PY) -m pytest
 PTX_SECONDS ?= 45
 PTX_SEED ?=
 PTX_SAMPLE = -p tests.ptx.sample --sample $(PTX_SECONDS) $(PTX_SEED:%=--sample-seed %)
+BESIDE := tests/train_ref tests/diagnostics
 
 test: $(BUILT)
 	@mkdir -p build; \
-	TRITON_INTERPRET=1 TRIPLETOPS_BACKEND=triton $(PY) -m pytest $(INTERPRETED) >build/interpreter.log 2>&1 & \
-	interpreter=$$!; \
-	$(ON_PTX) $(PTX_SAMPLE) $(EXECUTED) >build/ptx.log 2>&1 & \
-	ptx=$$!; trap 'kill $$interpreter $$ptx' INT TERM; \
-	failed=0; $(PY) -m pytest --ignore=tests/ptx || failed=1; \
-	wait $$interpreter || failed=1; wait $$ptx || failed=1; \
-	cat build/interpreter.log build/ptx.log; exit $$failed
+	( failed=0; \
+	  TRITON_INTERPRET=1 TRIPLETOPS_BACKEND=triton $(PY) -m pytest $(INTERPRETED) || failed=1; \
+	  $(ON_PTX) $(PTX_SAMPLE) $(EXECUTED) || failed=1; \
+	  $(PY) -m pytest $(BESIDE) || failed=1; \
+	  exit $$failed ) >build/beside.log 2>&1 & \
+	beside=$$!; trap 'kill $$beside' INT TERM; \
+	failed=0; $(PY) -m pytest $(patsubst %,--ignore=%,tests/ptx $(BESIDE)) || failed=1; \
+	wait $$beside || failed=1; \
+	cat build/beside.log; exit $$failed
 
 test-ptx: $(BUILT)
-	@$(ON_PTX) $(EXECUTED) tests/backends/triton/test_tiles.py
+	@$(ON_PTX) $(EXECUTED) tests/backends/triton/test_tiles.py \
+	  $(filter-out %/test_registry.py,$(wildcard tests/backends/test_*.py))
 
 # PyPI's torch is a CUDA build, and so is the one in .venv, unless the package index offers a CPU build. Where that is
 # so, or the GPU is AMD's, use an environment that has the right torch and in which `pip install -e '.[test]'` was run:
