@@ -366,6 +366,21 @@ def test_ties_in_strips(trial, distance):
 
 
 @too_large
+@pytest.mark.parametrize("distance", DISTANCES)
+@pytest.mark.parametrize(("spread", "apart"), [(0.03, 0), (0.3, 1.5), (30, 0)])
+def test_the_soft_margin_of_many_positives(trial, spread, apart, distance):
+    """Distances in one cell, in several, most of them beyond the thresholds, and in more cells than pay."""
+    generator = torch.Generator().manual_seed(6)
+    labels = torch.arange(240) % 3
+    centres = apart * torch.randn(3, 7, generator=generator)
+    emb = centres[labels] + spread * torch.randn(240, 7, generator=generator)
+    soft = [name for name in TRIPLETS if calls_of("cosine")[name].options.get("loss") == "soft_margin"]
+    assert soft
+    trial.check(Batch(emb, labels), distance, "mean", "none", names=soft)
+    trial.check(Batch(emb[:20], labels[:20], emb.flip(0), labels.flip(0)), distance, "mean", names=soft)
+
+
+@too_large
 @pytest.mark.parametrize("margin", [0.0, 1e-30, 1e30])
 def test_margins_in_strips(trial, margin):
     generator = torch.Generator().manual_seed(5)
