@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from bench import builds, certified, core, dense, diagnostics, gpu_static, gpu_steps, measure, record
+from bench import builds, certified, core, dense, diagnostics, gpu_static, measure, record
 from bench.registry import Row, Shape
 
 RESULTS = Path(__file__).parent / "results"
@@ -30,10 +30,7 @@ SUITES: dict[str, dict[str, tuple[list[Row], Callable[[], None]]]] = {
 def main() -> None:
     arguments = _arguments()
     if arguments.suite == "gpu-static":
-        status = gpu_static.run(arguments.target, arguments.kernel, arguments.csv, arguments.jobs)
-        if not (isinstance(status, str) or arguments.target or arguments.kernel):
-            print(f"\n{gpu_steps.table()}")
-        sys.exit(status)
+        sys.exit(gpu_static.run(arguments.target, arguments.kernel, arguments.csv, arguments.jobs))
     if arguments.suite == "builds":
         sys.exit(builds.run(arguments))
     if arguments.device == "cuda" and not torch.cuda.is_available():

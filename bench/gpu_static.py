@@ -51,13 +51,10 @@ class Limits(NamedTuple):
 # single wave need no barrier.
 LIMITS = {
     "sm_80": Limits("cuda", 80, 32, warps=64, blocks=32, shared=164 << 10, reserved=1024, granule=128),
-    "sm_86": Limits("cuda", 86, 32, warps=48, blocks=16, shared=100 << 10, reserved=1024, granule=128),
-    "sm_89": Limits("cuda", 89, 32, warps=48, blocks=24, shared=100 << 10, reserved=1024, granule=128),
     "sm_90": Limits("cuda", 90, 32, warps=64, blocks=32, shared=228 << 10, reserved=1024, granule=128),
     "sm_100": Limits(
         "cuda", 100, 32, 64, 32, shared=228 << 10, reserved=1024, granule=128, tensor_memory=512
     ),
-    "sm_120": Limits("cuda", 120, 32, warps=48, blocks=24, shared=100 << 10, reserved=1024, granule=128),
     "gfx942": Limits("hip", "gfx942", 64, warps=32, blocks=16, shared=64 << 10, reserved=0, granule=512),
 }
 # Alike on all of them: a warp lives on one of four partitions, each with 512 registers per lane (on AMD,
@@ -113,16 +110,10 @@ def compile_record(record: Record) -> Any:
     from triton.compiler import ASTSource
 
     limits = LIMITS[record.target]
-    registers = {"maxnreg": record.registers} if record.registers else {}
     return triton.compile(
         ASTSource(record.function, record.signature, record.constants, record.attributes),
         target=GPUTarget(limits.backend, limits.arch, limits.lanes),
-        options={
-            "num_warps": record.warps,
-            "num_stages": record.stages,
-            "enable_fp_fusion": True,
-            **registers,
-        },
+        options={"num_warps": record.warps, "num_stages": record.stages, "enable_fp_fusion": True},
     )
 
 

@@ -38,8 +38,8 @@ SELECTION = f"{TRITON}.selection"
 TRITON_MODULES = [
     f"{TRITON}.{module}"
     for module in (
-        *("tiles", "device", "framing", "rows", "walk", "extremes", "draws"),
-        *("pairs", "costs", "stream", "losses", "scores", "gradient"),
+        *("tiles", "device", "rows", "walk", "extremes", "draws"),
+        *("pairs", "costs", "stream", "losses", "gradient"),
     )
 ]
 
@@ -92,7 +92,6 @@ ALLOWED: dict[str, set[str]] = {
         "tripletops.backends",
         "tripletops.backends.cpu",
         f"{TRITON}.catalogue",
-        f"{TRITON}.steps",
     },
     "tripletops.nn": {"tripletops.functional", SIGNATURES},
     "tripletops.functional": {
@@ -124,7 +123,6 @@ ALLOWED: dict[str, set[str]] = {
     f"{TRITON}.objectives": {CALL, SELECTION, *TRITON_MODULES},
     TRITON: {CALL, SELECTION, f"{TRITON}.objectives", *TRITON_MODULES},
     f"{TRITON}.catalogue": {CALL, TRITON, *TRITON_MODULES},
-    f"{TRITON}.steps": {TRITON, f"{TRITON}.catalogue", *TRITON_MODULES},
     REFERENCE: set(),
     **{
         f"{package}.{name}": {package, *family.allowed}

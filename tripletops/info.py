@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable
 from importlib import metadata
 from textwrap import indent
 from typing import TYPE_CHECKING
@@ -17,19 +16,8 @@ from tripletops.backends.cpu import instruction_sets, isa, using_certified
 
 if TYPE_CHECKING:
     from tripletops.backends.triton.catalogue import Compilation
-    from tripletops.backends.triton.steps import Step
 
-__all__ = [
-    "gpu",
-    "gpu_host_step",
-    "gpu_kernels",
-    "gpu_step",
-    "instruction_sets",
-    "isa",
-    "report",
-    "triton_version",
-    "using_certified",
-]
+__all__ = ["gpu", "gpu_kernels", "instruction_sets", "isa", "report", "triton_version", "using_certified"]
 
 _WIDTH = 20
 _VARIABLES = (
@@ -88,20 +76,6 @@ def gpu_kernels() -> tuple[Compilation, ...]:
     from tripletops.backends.triton.catalogue import compilations
 
     return compilations()
-
-
-def gpu_step(name: str, count: int, width: int = 128) -> Step:
-    """What a forward and a backward of a public function launch, on a batch of `count` rows."""
-    from tripletops.backends.triton.steps import step
-
-    return step(name, count, width)
-
-
-def gpu_host_step(name: str, count: int, width: int = 128) -> Callable[[], None]:
-    """The host code of the same, to be timed: its kernels do not run."""
-    from tripletops.backends.triton.steps import host_step
-
-    return host_step(name, count, width)
 
 
 def _lines(entries: dict[str, str]) -> str:

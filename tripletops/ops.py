@@ -365,12 +365,10 @@ def _define(prefix: str, *tags: torch.Tag) -> _Ops:
 # it.
 _SMALL = 1024  # rows of a side
 _PLAIN = frozenset({Tensor, torch.nn.Parameter})
-_OBJECTIVE, _REDUCTION = Codes._fields.index("objective"), Codes._fields.index("reduction")
-_NONE = REDUCTION.code["none"]
+_REDUCTION, _NONE = Codes._fields.index("reduction"), REDUCTION.code["none"]
 
-_OPS = {"cpu": _define(""), "triton": _define("triton_")}
-# Over tuples triton's read a size back from the GPU, which a CUDA graph cannot hold.
-_OVER_TUPLES = {"triton": _define("triton_tuples_", torch.Tag.cudagraph_unsafe)}
+# Some of triton's read a size back from the GPU, which a CUDA graph cannot hold.
+_OPS = {"cpu": _define(""), "triton": _define("triton_", torch.Tag.cudagraph_unsafe)}
 
 # Two ops that only `_LossWithGradients` calls, below autograd and never while anything is traced.
 _library.define(
@@ -394,8 +392,7 @@ def _run_triton(name: str, *arguments: Any) -> Any:
 
 for _name in _SCHEMAS:
     for _key in ("CUDA", "CPU"):  # CPU tensors are for Triton's interpreter
-        for _prefix in ("triton_", "triton_tuples_"):
-            _library.impl(f"{_prefix}{_name}", partial(_run_triton, _name), _key)
+        _library.impl(f"triton_{_name}", partial(_run_triton, _name), _key)
 
 
 # Which of the mined triplets share no row with an earlier one. Each depends on those before it, so the
@@ -446,18 +443,13 @@ def loss(backend: str, call: Call, packed: list[Tensor] | None = None) -> Tensor
 
     `packed` is where the codes and numbers of the call are kept as a tensor, from one call to the next.
     """
-    op = _loss_op(backend, call)
+    op = _OPS[backend].loss
     if packed is None or backend != "cpu" or not _wants_gradients_now(call):
         return op.call(call)[0]  # type: ignore[no-any-return]
     if not packed:
         packed.append(torch.tensor([*call.codes, *call.numbers], dtype=torch.float64, device="cpu"))
     run = op, call, packed[0]
     return _LossWithGradients.apply(call.emb, call.ref_emb, call.learned, run)  # type: ignore[no-any-return]
-
-
-def _loss_op(backend: str, call: Call) -> _LossOp:
-    over_tuples = backend in _OVER_TUPLES and OBJECTIVES[call.codes[_OBJECTIVE]].name != "triplet"
-    return (_OVER_TUPLES if over_tuples else _OPS)[backend].loss
 
 
 def _wants_gradients_now(call: Call) -> bool:
@@ -478,6 +470,5 @@ def _wants_gradients_now(call: Call) -> bool:
 
 
 def loss_and_totals(backend: str, call: Call) -> tuple[Tensor, Tensor]:
-    """The loss, and its totals."""
-    loss, totals, _, _ = _loss_op(backend, call).call(call)
+    loss, totals, _, _ = _OPS[backend].loss.call(call)
     return loss, totals

@@ -489,8 +489,7 @@ class TestInfo:
 
     def test_gpu_kernels(self):
         pytest.importorskip("triton")
-        targets = {"sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942"}
-        assert {record.target for record in info.gpu_kernels()} == targets
+        assert {record.target for record in info.gpu_kernels()} == {"sm_80", "sm_90", "sm_100", "gfx942"}
 
     def test_version_of_triton(self, monkeypatch):
         assert info.triton_version() == (version("triton") if find_spec("triton") else None)

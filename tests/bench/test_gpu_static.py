@@ -17,10 +17,9 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 
 from bench import __main__ as command
-from bench import gpu_static, gpu_steps
+from bench import gpu_static
 from bench.gpu_static import LIMITS, Code, Result, failures, problems, resident_blocks
 from tripletops import info
-from tripletops._words import FUNCTION
 
 
 @triton.jit
@@ -48,7 +47,6 @@ class Toy:
     """A record as `tripletops.info.gpu_kernels` has them."""
 
     kernel: str = "nearest"
-    registers: int = 0
     variant: str = "toy"
     target: str = "sm_80"
     dtype: str = "bf16"
@@ -371,7 +369,6 @@ def bench(monkeypatch: pytest.MonkeyPatch, names: Iterable[str], *arguments: str
         return [Result(catalogue()[index], *gpu_static._outcome(catalogue, index)) for index in chosen]
 
     monkeypatch.setattr(gpu_static, "survey", survey)
-    monkeypatch.setattr(command.gpu_steps, "table", lambda: "steps")
     monkeypatch.setattr(info, "gpu_kernels", lambda: [TOYS[name] for name in names])
     monkeypatch.setattr("sys.argv", ["bench", "gpu-static", *arguments])
     with pytest.raises(SystemExit) as exit_:
@@ -416,45 +413,6 @@ def test_command_refuses_in_one_line(monkeypatch):
     assert "pip install triton" in str(bench(monkeypatch, TOYS))
 
 
-SASS = """
-        /*0000*/                   MOV R1, c[0x0][0x28] ;
-        /*0010*/                   LDG.E R0, [R2.64] ;
-        /*0020*/                   HMMA.1688.F32.TF32 R4, R8, R12, R4 ;
-        /*0030*/              @!P0 FFMA R0, R0, R1, R2 ;
-        /*0040*/               @P0 BRA 0x20 ;
-        /*0050*/                   ISETP.GE.AND P1, PT, R0, R1, PT ;
-        /*0060*/              @!P1 BRA 0x10 ;
-        /*0070*/                   EXIT ;
-"""
-
-
-def test_loops_are_told_by_branches_back():
-    tile, depth = gpu_steps.loops(SASS)
-    assert tile == {"LDG": 1, "ISETP": 1, "BRA": 1}
-    assert depth == {"HMMA": 1, "FFMA": 1, "BRA": 1}
-
-
-def test_the_bound_is_that_of_the_busiest_pipe(monkeypatch):
-    monkeypatch.setattr(gpu_steps, "_loops_of", lambda *_: gpu_steps.loops(SASS))
-    record = toy(constants={"DEPTH": 16})
-    walk = SimpleNamespace(record=record, blocks=2, tiles=3, width=33)
-    least, pipe = gpu_steps.bound([walk])
-    # 24 turns of the loop over tiles, each with 3 turns of the one within: 72 products, half a one per cycle.
-    assert pipe == "tensor"
-    assert least == pytest.approx(144 / gpu_steps.MULTIPROCESSORS / gpu_steps.CLOCK)
-    assert gpu_steps.bound([]) == (0.0, "")
-
-
-def test_steps_are_printed_for_every_function_and_size(monkeypatch):
-    monkeypatch.setattr(gpu_steps, "bound", lambda walks: (1e-6, "tensor"))
-    monkeypatch.setattr(gpu_steps, "seconds", lambda call: call() or 1e-4)
-    lines = gpu_steps.table(counts=(128, 2048)).splitlines()
-    found = [line.split() for line in lines[1 : 1 + 2 * len(FUNCTION)]]
-    assert [line[:2] for line in found] == [[name, size] for name in FUNCTION for size in ("128", "2048")]
-    assert ["batch_hard_loss", "128", "5"] in [line[:3] for line in found]
-    assert {line[-1] for line in found} == {"tensor"}
-
-
 def test_only_the_whole_survey_is_kept(monkeypatch):
     for arguments, path in {
         (): command.RESULTS / "gpu_static.csv",
@@ -465,13 +423,9 @@ def test_only_the_whole_survey_is_kept(monkeypatch):
         assert command._arguments().csv == path
 
 
-# All of them take half an hour: `python -m bench gpu-static`. Here each kernel is compiled for some targets.
-SAMPLED = 5
-
-
 @pytest.fixture(scope="module")
 def shipped() -> list[Result]:
-    return gpu_static.survey(info.gpu_kernels, range(0, len(info.gpu_kernels()), SAMPLED), jobs=2)
+    return gpu_static.survey(info.gpu_kernels, range(len(info.gpu_kernels())), jobs=2)
 
 
 @pytest.mark.parametrize("target", LIMITS)

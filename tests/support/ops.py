@@ -39,7 +39,7 @@ def _overloads(prefix: str) -> Overloads:
     return Overloads(*(getattr(torch.ops.tripletops, prefix + name).default for name in Overloads._fields))
 
 
-CPU, TRITON, TRITON_TUPLES = _overloads(""), _overloads("triton_"), _overloads("triton_tuples_")
+CPU, TRITON = _overloads(""), _overloads("triton_")
 
 
 # Cases

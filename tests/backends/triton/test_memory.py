@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tests.support.ops import CASES, CLASSES, FEW_CASES, TRITON, TRITON_TUPLES, here, total
+from tests.support.ops import CASES, CLASSES, FEW_CASES, TRITON, here, total
 from tripletops.backends import INTERPRETED
 
 every_case = pytest.mark.parametrize("case", FEW_CASES, ids=str)
@@ -28,7 +28,7 @@ class Largest(TorchDispatchMode):
         self.elements = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for name, op in [*TRITON._asdict().items(), *TRITON_TUPLES._asdict().items()]:
+        for name, op in TRITON._asdict().items():
             if func is op:
                 with self:
                     return getattr(import_module("tripletops.backends.triton"), name)(*args)

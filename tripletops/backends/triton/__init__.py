@@ -1,7 +1,7 @@
 """The ops on Triton's kernels: for GPU tensors, or for CPU tensors under Triton's interpreter.
 
 The arguments are the records of `_call`, flat. No result has a shape that depends on values, and nothing
-waits for the device, but for objectives over tuples: they read the size of the largest class.
+waits for the device, but for objectives over all positives: they read the size of the largest class.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from tripletops.backends.triton.objectives import objective_of
 
 
 def mine(*arguments: Any) -> Mined:
-    return selection.mine(Call(*arguments))
+    mined, _ = selection.mine(Call(*arguments))
+    return mined
 
 
 def loss(*arguments: Any) -> Evaluated:

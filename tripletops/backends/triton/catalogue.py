@@ -31,8 +31,8 @@ from tripletops._words import (
 )
 from tripletops.backends import triton as backend
 from tripletops.backends.triton.rows import HALVES
-from tripletops.backends.triton.tiles import GPUS, REGISTERS, Launch, Recorder
-from tripletops.backends.triton.walk import DIFFERENCES, DISTANCES, KEYS, Consumer
+from tripletops.backends.triton.tiles import GPUS, Launch, Recorder
+from tripletops.backends.triton.walk import NO_VALUES, Consumer
 
 
 class Compilation(NamedTuple):
@@ -46,7 +46,6 @@ class Compilation(NamedTuple):
     attributes: dict[tuple[int, ...], list[list[Any]]]  # by place of the argument: what it is a multiple of
     warps: int
     stages: int
-    registers: int  # the most that a thread may have; 0: as many as the compiler likes
     rows: int  # of a tile of distances; 0: the kernel has none
     columns: int
     products: int  # per pair and dimension
@@ -66,12 +65,7 @@ _TYPES = {
 _PRODUCTS = {"walk": 1, "weigh": 2}
 _DRAWN = next(name for name, word in POSITIVE.items() if word.draws)  # no search has found its picks
 _RECORDED = (torch.float32, torch.bfloat16, torch.float64)
-ANCHORS, WIDTH = 200, 37  # of the batch: odd, so that nothing is a multiple of 16 by chance
-
-
-def defaults_of(function: Function) -> dict[str, str]:
-    words = {table.option: word for table, word in function.fixed}
-    return words | {choice.name: choice.default or choice.words[0] for choice in function.choices}
+ANCHORS, WIDTH, CLASSES = 200, 37, 20  # of the batch: odd, so that nothing is a multiple of 16 by chance
 
 
 def _word_sets(
@@ -82,7 +76,8 @@ def _word_sets(
     A rule does the same for every objective, a loss for every function of its objective. Of float32 and
     float64 rows, the cosine asks more of a rule: there may be zero rows.
     """
-    words = defaults_of(function)
+    words = {table.option: word for table, word in function.fixed}
+    words |= {choice.name: choice.default or choice.words[0] for choice in function.choices}
     yield words
     for choice in function.choices:
         is_rule = choice.table in (POSITIVE, NEGATIVE)
@@ -107,40 +102,37 @@ def _codes(function: Function, words: dict[str, str]) -> Codes:
     return Codes(OBJECTIVE_CODE[function.objective], **codes)
 
 
-def run(function: Function, words: dict[str, str], dtype: torch.dtype, count: int, width: int) -> None:
+def _run(function: Function, words: dict[str, str], dtype: torch.dtype) -> None:
     """Forward and backward of a call whose kernels compute nothing."""
     objective, codes = OBJECTIVE[function.objective], _codes(function, words)
     numbers = {option.name: option for option in function.options() if isinstance(option, Number)}
     defaults = {
         name: number.none if number.default is None else number.default for name, number in numbers.items()
     }
-    emb = torch.empty(count, width, dtype=dtype)
+    emb = torch.zeros(ANCHORS, WIDTH, dtype=dtype)
     kind = compute_type(emb)
     call = Call(
         emb=emb,
-        labels=torch.empty(count, dtype=torch.int64),
+        labels=torch.arange(ANCHORS) % CLASSES,
         ref_emb=None,
         ref_labels=None,
         self_index=None,
         ignore_label=None,
-        seed=torch.empty((), dtype=torch.int64),
-        learned=None if objective.learned is None else torch.empty(count, dtype=kind),
+        seed=torch.zeros((), dtype=torch.int64),
+        learned=None if objective.learned is None else torch.zeros(ANCHORS, dtype=kind),
         codes=list(codes),
         numbers=list(Numbers(**defaults)),
     )
-    if function.name == "mine":
-        backend.mine(*call)
-        return
     loss, totals, _, _ = backend.loss(*call)
     given = call._asdict()
     del given["seed"]
     backend.gradient(
         *Differentiated(
-            grad=torch.empty_like(loss),
+            grad=torch.ones_like(loss),
             **given,
             totals=totals,
-            picks=torch.empty((2, count), dtype=torch.int64),
-            saved=torch.empty((len(objective.saved), count), dtype=kind),
+            picks=torch.full((2, ANCHORS), -1),
+            saved=torch.zeros((len(objective.saved), ANCHORS), dtype=kind),
             wants_emb=True,
             wants_ref=False,
         )
@@ -155,8 +147,6 @@ def _typed(value: Any, place: tuple[int, ...], attributes: dict[tuple[int, ...],
     if isinstance(value, Tensor):
         attributes[place] = [["tt.divisibility", 16]]
         return f"*{_TYPES[value.dtype]}"
-    if isinstance(value, float):
-        return "fp64"
     if value % 16 == 0:
         attributes[place] = [["tt.divisibility", 16]]
     return "i32"
@@ -172,17 +162,15 @@ def _described(constants: dict[str, Any]) -> str:
             words.append(value.__name__)
         elif name == "DISTANCE" and value is not None:
             words.append(DISTANCE.coded[value])
-        elif name == "VALUES" and value == DIFFERENCES.value:
-            words.append("differences")
         elif name == "RANKS" and value > 1:
             words.append(f"{value} ranks")
-        elif name in ("AS_ANCHOR", "AS_CANDIDATE", "SEARCHED", "WHOLE", "ZERO_ROWS") and value:
+        elif name in ("SETTLE", "AS_ANCHOR", "AS_CANDIDATE", "ZERO_ROWS") and value:
             words.append(name.lower())
     return ", ".join(words).replace("_", " ")
 
 
-def compilation(target: str, dtype: torch.dtype, launch: Launch) -> Compilation:
-    kernel, given, tile, *_ = launch
+def _compilation(target: str, dtype: torch.dtype, launch: Launch) -> Compilation:
+    kernel, given, tile, _ = launch
     constants = {param.name: given[param.name] for param in kernel.params if param.is_constexpr}
     attributes: dict[tuple[int, ...], list[list[Any]]] = {}
     signature = {
@@ -190,7 +178,7 @@ def compilation(target: str, dtype: torch.dtype, launch: Launch) -> Compilation:
         for param in kernel.params
     }
     name = kernel.__name__.removesuffix("_kernel")
-    has_products = name in _PRODUCTS and constants.get("VALUES") in (None, KEYS.value, DISTANCES.value)
+    has_products = name in _PRODUCTS and constants.get("VALUES") != NO_VALUES.value
     return Compilation(
         kernel=name,
         variant=_described(constants),
@@ -202,7 +190,6 @@ def compilation(target: str, dtype: torch.dtype, launch: Launch) -> Compilation:
         attributes=attributes,
         warps=tile.warps if tile else 4,
         stages=tile.stages if tile else 1,
-        registers=REGISTERS if target.startswith("sm_") else 0,
         rows=tile.rows if tile and has_products else 0,
         columns=tile.columns if tile and has_products else 0,
         products=_PRODUCTS[name] if has_products else 0,
@@ -218,14 +205,11 @@ def _recorded(dtype: torch.dtype) -> Iterator[Compilation]:
         if function.name == "mine":  # the forward of others
             continue
         for words in _word_sets(function, dtype, tried):
-            launches: list[Launch] = []
-            for everyday in (False, True):
-                with Recorder(everyday) as recorder:
-                    run(function, words, dtype, ANCHORS, WIDTH)
-                launches += recorder.launches
-            for launch in launches:
+            with Recorder() as recorder:
+                _run(function, words, dtype)
+            for launch in recorder.launches:
                 for target in GPUS if launch.target is None else (launch.target,):
-                    yield compilation(target, dtype, launch)
+                    yield _compilation(target, dtype, launch)
             if dtype == torch.float16:
                 break
 

@@ -1,10 +1,8 @@
 """What the negatives of an anchor cost, all of them: consumers of the walk, and their slopes for `stream`.
 
-The slope of a cost is a device function too:
-
-    slope(given, rate, at, stride, ranks, distance, negatives) → slopes
-
-They are minus the derivatives of what anchors pay by the distances of a tile. `rate` is an exponential's, `at` are the positions of the anchors; what an anchor is given for each of its `ranks` lies `stride` apart.
+The slope of a cost is a device function too: slope(given, at, stride, ranks, distance, negatives) → minus the
+derivative of what anchors pay by the distances of a tile. `at` are their positions; what an anchor is given
+for each of its `ranks` lies `stride` apart.
 """
 
 from __future__ import annotations
@@ -37,7 +35,6 @@ class Cost(NamedTuple):
     slope: Any  # a device function
     given: tuple[Tensor, ...]
     ranks: int = 1
-    rate: float = 0.0
 
 
 # For each threshold t of an anchor: Σ [t − d]₊ and how many terms are above 0, or Σ softplus(t − d) and its
@@ -101,7 +98,7 @@ def _store_sums(state, out, anchors, RANKS: tl.constexpr):
 
 
 @triton.jit
-def hinge_slope(given, rate, at, stride, ranks, distance, negatives):
+def hinge_slope(given, at, stride, ranks, distance, negatives):
     slope = tl.zeros_like(distance)
     for k in range(ranks):
         slope += (tl.load(given.threshold + at + k * stride) - distance > 0).to(distance.dtype)
@@ -109,7 +106,7 @@ def hinge_slope(given, rate, at, stride, ranks, distance, negatives):
 
 
 @triton.jit
-def softplus_slope(given, rate, at, stride, ranks, distance, negatives):
+def softplus_slope(given, at, stride, ranks, distance, negatives):
     slope = tl.zeros_like(distance)
     for k in range(ranks):
         slope += logistic(tl.load(given.threshold + at + k * stride) - distance)
@@ -143,6 +140,7 @@ def threshold_cost(thresholds: Tensor, soft: bool = False) -> Cost:
 
 class Exponents(NamedTuple):
     limit: Tensor  # (L,)
+    rate: Tensor  # () float64
 
 
 class LogSums(NamedTuple):
@@ -157,6 +155,7 @@ class Weighed(NamedTuple):
     limit: Tensor
     nearest: Tensor
     log_sum: Tensor  # what the exponents rate·(nearest − d) are reduced by
+    rate: Tensor
 
 
 @triton.jit
@@ -168,7 +167,7 @@ def _start_exponentials(given, anchors, KIND: tl.constexpr, RANKS: tl.constexpr)
 @triton.jit
 def _take_exponentials(state, given, anchors, candidates, RANKS: tl.constexpr):
     best, total = state
-    values, rate = candidates.value, anchors.numbers[0].to(candidates.value.dtype)
+    values, rate = candidates.value, tl.load(given.rate).to(candidates.value.dtype)
     kept = candidates.eligible & (values < tl.load(given.limit + anchors.position)[:, None])
     nearer = tl.minimum(best, tl.min(tl.where(kept, values, float("inf")), 1))
     base = tl.where(nearer < float("inf"), nearer, 0.0)
@@ -186,7 +185,8 @@ def _store_exponentials(state, out, anchors, RANKS: tl.constexpr):
 
 
 @triton.jit
-def exponential_slope(given, rate, at, stride, ranks, distance, negatives):
+def exponential_slope(given, at, stride, ranks, distance, negatives):
+    rate = tl.load(given.rate).to(distance.dtype)
     kept = negatives & (distance < tl.load(given.limit + at))
     exponent = rate * (tl.load(given.nearest + at) - distance) - tl.load(given.log_sum + at)
     return tl.where(kept, tl.exp(tl.where(kept, exponent, 0.0)), 0.0)
@@ -195,7 +195,7 @@ def exponential_slope(given, rate, at, stride, ranks, distance, negatives):
 _EXPONENTIAL = Consumer(_start_exponentials, _take_exponentials, _store_exponentials)
 
 
-def add_exponentials(rows: Rows, limit: Tensor, rate: float) -> tuple[Tensor, Tensor]:
+def add_exponentials(rows: Rows, limit: Tensor, rate: Tensor) -> tuple[Tensor, Tensor]:
     """(L,) the nearest negative within the limit, infinite for none, and Σ e^(rate·(nearest − d)) over all of
     them."""
 
@@ -206,12 +206,11 @@ def add_exponentials(rows: Rows, limit: Tensor, rate: float) -> tuple[Tensor, Te
             torch.empty(shape, dtype=torch.float64, device=limit.device),
         )
 
-    keeper = Keeper(_EXPONENTIAL, Exponents(limit), out)
-    _, sums = walk(rows, "similarity", DISTANCES, negatives=keeper, numbers=(rate, 0.0))
+    _, sums = walk(rows, "similarity", DISTANCES, negatives=Keeper(_EXPONENTIAL, Exponents(limit, rate), out))
     least = sums.nearest.amin(0)
-    apart = (least - sums.nearest).double().masked_fill(sums.nearest == torch.inf, 0)
+    apart = (least - sums.nearest).double().where(sums.nearest < torch.inf, 0)
     return least, (sums.total * (rate * apart).exp()).sum(0)
 
 
-def exponential_cost(limit: Tensor, nearest: Tensor, log_sum: Tensor, rate: float) -> Cost:
-    return Cost(exponential_slope, Weighed(limit, nearest, log_sum), rate=rate)
+def exponential_cost(limit: Tensor, nearest: Tensor, log_sum: Tensor, rate: Tensor) -> Cost:
+    return Cost(exponential_slope, Weighed(limit, nearest, log_sum, rate))

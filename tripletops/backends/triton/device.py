@@ -15,11 +15,6 @@ EUCLIDEAN: tl.constexpr = tl.constexpr(_words.DISTANCE.code["euclidean"])
 SQEUCLIDEAN: tl.constexpr = tl.constexpr(_words.DISTANCE.code["sqeuclidean"])
 COSINE: tl.constexpr = tl.constexpr(_words.DISTANCE.code["cosine"])
 
-# Stand for the exponent of 0, of a row that is ignored, and of what is not finite.
-EMPTY: tl.constexpr = tl.constexpr(-(2**20))
-IGNORED: tl.constexpr = tl.constexpr(-(2**21))
-NOT_FINITE: tl.constexpr = tl.constexpr(2**20)
-
 # Below a 16th of the rows' own squares a product has lost too many digits.
 NEAR: tl.constexpr = tl.constexpr(16)
 
@@ -33,62 +28,6 @@ def multiply(a, b, sums, PRECISION: tl.constexpr):
         return sums + tl.sum(a.to(sums.dtype)[:, :, None] * b.to(sums.dtype)[None, :, :], 1)
     else:
         return tl.dot(a, b, sums, input_precision=PRECISION, out_dtype=sums.dtype)
-
-
-@triton.jit
-def exponent_of(size):
-    """e of size = m·2^e, ½ ≤ m < 1, of float64 sizes, subnormal ones included."""
-    subnormal = size < 2.0**-900
-    bits = tl.where(subnormal, size * 2.0**200, size).to(tl.int64, bitcast=True)
-    exponent = ((bits >> 52) & 0x7FF).to(tl.int32) - 1022 - tl.where(subnormal, 200, 0)
-    return tl.where(size == 0, EMPTY, tl.where(size < float("inf"), exponent, NOT_FINITE))
-
-
-@triton.jit
-def power_of_two(exponent):
-    """float64, of exponents from −1022 to 1023."""
-    return ((exponent + 1023).to(tl.int64) << 52).to(tl.float64, bitcast=True)
-
-
-@triton.jit
-def scale_of(frame, EXPONENTS: tl.constexpr, KIND: tl.constexpr):
-    """What rows are multiplied by where they are framed, float64, and whether they are all finite.
-
-    EXPONENTS is a power of two, at least frame.count.
-    """
-    at = tl.arange(0, EXPONENTS)
-    largest = tl.max(tl.load(frame.exponent + at, at < frame.count, IGNORED), 0)
-    limit: tl.constexpr = 1022 if tl.float64 == KIND else 126
-    return power_of_two(tl.minimum(tl.maximum(-largest, -limit), limit)), largest < NOT_FINITE - 1000
-
-
-@triton.jit
-def differences(
-    x, y, rows, columns, x_index, y_index, frame, width,
-    ZERO_ROWS: tl.constexpr, EXPONENTS: tl.constexpr, KIND: tl.constexpr, DEPTH: tl.constexpr,
-):  # fmt: skip
-    """Half the squared distances of a tile, by differences, which keep the digits that an offset would take.
-
-    Rows need no frame: a power of two keeps squares within the type. Under the cosine they are unit rows.
-    """
-    depth = tl.arange(0, DEPTH)
-    scale, _ = scale_of(frame, EXPONENTS, KIND)
-    scale = scale.to(KIND)
-    x_at = x.rows + rows.to(tl.int64)[:, None] * x.stride + depth[None, :]
-    y_at = y.rows + columns.to(tl.int64)[:, None] * y.stride + depth[None, :]
-    square = tl.zeros((rows.shape[0], columns.shape[0], DEPTH), KIND)
-    for start in range(0, width, DEPTH):
-        inside = (start + depth < width)[None, :]
-        a = tl.load(x_at + start, (x_index >= 0)[:, None] & inside, 0.0).to(KIND)
-        b = tl.load(y_at + start, (y_index >= 0)[:, None] & inside, 0.0).to(KIND)
-        apart = (a * scale)[:, None, :] - (b * scale)[None, :, :]
-        square += apart * apart
-    half = tl.sum(square, 2) * 0.5
-    if ZERO_ROWS:
-        x_factor = tl.load(x.unit.factor + rows, x_index >= 0, 0.0)
-        y_factor = tl.load(y.unit.factor + columns, y_index >= 0, 0.0)
-        half = tl.where((x_factor == 0)[:, None] | (y_factor == 0)[None, :], 1.0, half)
-    return half
 
 
 @triton.jit
@@ -123,6 +62,11 @@ def within_classes(start, stop, begin, end, length, COLUMNS: tl.constexpr):
 
 
 @triton.jit
+def same_class(positions, begin, end):
+    return (positions >= begin) & (positions < end)
+
+
+@triton.jit
 def least_of(values, index):
     """The least value of every row and the lowest index that has it; infinity stands for no value."""
     least = tl.min(values, 1)
@@ -147,9 +91,7 @@ def scaled_difference(a, a_factor, b, b_factor):
 
 
 @triton.jit
-def squared_distance(
-    x, x_stride, i, x_factor, x_lift, y, y_stride, j, y_factor, y_lift, valid, width, DEPTH: tl.constexpr
-):
+def squared_distance(x, x_stride, i, x_factor, y, y_stride, j, y_factor, valid, width, DEPTH: tl.constexpr):
     """The squared distance of the rows i and j, pair by pair, from the rows themselves, in float64."""
     depth = tl.arange(0, DEPTH)
     x_at = x + i.to(tl.int64)[:, None] * x_stride + depth[None, :]
@@ -157,8 +99,8 @@ def squared_distance(
     total = tl.zeros(valid.shape, tl.float64)
     for start in range(0, width, DEPTH):
         inside = valid[:, None] & (start + depth < width)[None, :]
-        a = tl.load(x_at + start, inside, 0.0).to(tl.float64) * x_lift[:, None]
-        b = tl.load(y_at + start, inside, 0.0).to(tl.float64) * y_lift[:, None]
+        a = tl.load(x_at + start, inside, 0.0).to(tl.float64)
+        b = tl.load(y_at + start, inside, 0.0).to(tl.float64)
         difference = scaled_difference(a, x_factor[:, None], b, y_factor[:, None])
         total += tl.sum(difference * difference, 1)
     return total
@@ -226,8 +168,7 @@ def negative_distances(
     half = tl.maximum(half, 0.0)
     near = negatives & (half * NEAR <= row_half[:, None] + tl.load(y.half + columns)[None, :])
     kind: tl.constexpr = half.dtype
-    scale, _ = scale_of(frame, 1, kind)
-    unscale = (1.0 / scale).to(kind)
+    unscale = tl.load(frame.unscale).to(kind)
     distance = _distances(half * 2, unscale, DISTANCE)
     distance = _measure(distance, near, x, y, rows, columns, unscale, 1.0, width, DISTANCE)
     if DISTANCE != COSINE:

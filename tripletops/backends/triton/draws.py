@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tripletops.backends.triton.device import NOBODY, hash_anchor, hash_candidate, improve
-from tripletops.backends.triton.extremes import Best, store_best
+from tripletops.backends.triton.extremes import NO_ROW, Best, merged, store_best
 from tripletops.backends.triton.rows import Rows
 from tripletops.backends.triton.walk import NO_VALUES, Consumer, Keeper, walk
 
@@ -58,14 +58,15 @@ _UNIFORM = Consumer(start_draw, _take_uniform, store_best)
 def fresh(rows: Rows, splits: int) -> Best:
     """Keys are inverted hashes."""
     shape = (splits, 1, len(rows.anchors.row))
-    return Best(*torch.empty((2, *shape), dtype=torch.int32, device=rows.device).unbind())
+    full = torch.full(shape, NO_ROW, dtype=torch.int32, device=rows.anchors.row.device)
+    return Best(full, full.clone())
 
 
-def draw(rows: Rows, seed: Tensor, *, positives: bool) -> Best:
-    """Uniform positives or negatives."""
+def draw(rows: Rows, seed: Tensor, *, positives: bool) -> Tensor:
+    """(L,) uniform positives or negatives by row, −1 for none."""
     keeper = Keeper(_UNIFORM, Seeded(seed, rows.anchors.row), lambda splits: fresh(rows, splits))
     if positives:
-        best: Best = walk(rows, "draw", NO_VALUES, positives=keeper)[0]
+        best, _ = walk(rows, "draw", NO_VALUES, positives=keeper)
     else:
-        best = walk(rows, "draw", NO_VALUES, negatives=keeper)[1]
-    return best
+        _, best = walk(rows, "draw", NO_VALUES, negatives=keeper)
+    return merged(best)[1][0]

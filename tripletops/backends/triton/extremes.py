@@ -11,7 +11,6 @@ from torch import Tensor
 
 from tripletops.backends.triton.device import NOBODY, improve, least_of
 from tripletops.backends.triton.rows import Rows
-from tripletops.backends.triton.tiles import MERGED, launch
 from tripletops.backends.triton.tiles import RANKS as CARRIED
 from tripletops.backends.triton.walk import (
     IDLE,
@@ -25,9 +24,11 @@ from tripletops.backends.triton.walk import (
     walk,
 )
 
+NO_ROW: int = NOBODY.value
+
 
 class Best(NamedTuple):
-    """(splits, ranks, L): keys, infinite for none, and rows, NOBODY for none (−1 once merged)."""
+    """(splits, ranks, L): keys, infinite for none, and rows."""
 
     key: Tensor
     row: Tensor
@@ -122,92 +123,55 @@ class Floors(NamedTuple):
 
 
 def fresh(rows: Rows, splits: int, ranks: int = 1) -> Best:
-    shape = (splits, ranks, rows.length)
-    key = torch.empty(shape, dtype=rows.kind, device=rows.device)
-    return Best(key, torch.empty(shape, dtype=torch.int32, device=rows.device))
+    half = rows.anchors.half
+    shape = (splits, ranks, len(half))
+    row = torch.full(shape, NO_ROW, dtype=torch.int32, device=half.device)
+    return Best(half.new_full(shape, torch.inf), row)
 
 
-@triton.jit
-def best_of(best, at, inside, splits, length):
-    """The least key over all splits and the lowest row that has it; NOBODY for none."""
-    row = tl.load(best.row + at, inside, NOBODY)
-    key = tl.load(best.key + at, inside, 0)
-    for split in range(1, splits):
-        there = at + split * length.to(tl.int64)
-        key, row = improve(
-            tl.load(best.key + there, inside, 0), tl.load(best.row + there, inside, NOBODY), key, row
-        )
-    return key, row
+def merged(best: Best) -> tuple[Tensor, Tensor]:
+    """(ranks, L) the least keys over all splits and the lowest row that has each; −1 for none."""
+    least = best.key.amin(0)
+    row = best.row.where(best.key == least, NO_ROW).amin(0)
+    return least, row.where(row < NO_ROW, -1)
 
 
-@triton.jit
-def merge_kernel(
-    best, otherwise, out, splits, other_splits, length,
-    NEGATED: tl.constexpr, OTHERWISE: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    at = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    inside = at < length
-    key, row = best_of(best, at, inside, splits, length)
-    if OTHERWISE:
-        _, other = best_of(otherwise, at, inside, other_splits, length)
-        row = tl.where(row == NOBODY, other, row)
-    else:
-        none: tl.constexpr = float("inf") if key.dtype.is_floating() else 2**31 - 1
-        key = tl.where(row == NOBODY, none, -key if NEGATED else key)
-    tl.store(out.key + at, key, inside)
-    tl.store(out.row + at, tl.where(row == NOBODY, -1, row), inside)
+class Extreme(NamedTuple):
+    """By position: the key, half a squared distance, infinite for none; the row, −1 for none."""
 
-
-def merged(best: Best, otherwise: Best | None = None, negated: bool = False) -> Best:
-    """What all splits have kept; where that is nobody, what the splits of `otherwise` have.
-
-    Nobody is −1, with an infinite key. `negated`: keys change their sign.
-    """
-    splits, *shape = best.row.shape
-    out = Best(best.key.new_empty((1, *shape)), best.row.new_empty((1, *shape)))
-    launch(
-        merge_kernel,
-        (-(-out.row.numel() // MERGED),),
-        best.row.device,
-        best=best,
-        otherwise=best if otherwise is None else otherwise,
-        out=out,
-        splits=splits,
-        other_splits=splits if otherwise is None else len(otherwise.row),
-        length=out.row.numel(),
-        NEGATED=negated,
-        OTHERWISE=otherwise is not None,
-        ROWS=MERGED,
-    )
-    return out
+    key: Tensor
+    row: Tensor
 
 
 def search(
     rows: Rows, positive: Consumer | None = None, negative: Consumer | None = None
-) -> tuple[Best | None, Best | None]:
-    """The extreme positive and the extreme negative of every anchor, in one walk.
-
-    The keys of the farthest are negated.
-    """
+) -> tuple[Extreme | None, Extreme | None]:
+    """The extreme positive and the extreme negative of every anchor, in one walk."""
 
     def keeper(consumer: Consumer | None) -> Keeper:
         return IDLE if consumer is None else Keeper(consumer, (), lambda splits: fresh(rows, splits))
 
+    def found(consumer: Consumer | None, best: Best) -> Extreme | None:
+        if consumer is None:
+            return None
+        key, row = merged(best)
+        return Extreme(-key[0] if consumer is FARTHEST else key[0], row[0])
+
     kept = walk(rows, "select", KEYS, positives=keeper(positive), negatives=keeper(negative))
-    return kept[0] if positive else None, kept[1] if negative else None
+    return found(positive, kept[0]), found(negative, kept[1])
 
 
 def keys_of(rows: Rows, positive: Tensor) -> Tensor:
-    """(1, 1, L) the keys of given positives, which are rows."""
+    """(L,) the keys of given positives, which are rows."""
     keeper = Keeper(_GIVEN, Given(positive), lambda splits: fresh(rows, splits))
     best, _ = walk(rows, "select", KEYS, positives=keeper)
-    return merged(best).key
+    return merged(best)[0][0]
 
 
-def nearest_beyond(rows: Rows, floors: Tensor) -> Best:
-    """The nearest negative strictly above each of the (ranks, L) floors."""
+def nearest_beyond(rows: Rows, floors: Tensor) -> Tensor:
+    """(ranks, L) rows: the nearest negative strictly above each of the (ranks, L) floors, −1 for none."""
     carried = 1 if len(floors) == 1 else CARRIED
     padded, chunks = padded_ranks(floors, carried, torch.inf)
     keeper = Keeper(_BEYOND, Floors(padded), lambda splits: fresh(rows, splits, len(padded)))
-    best: Best = walk(rows, "select", KEYS, negatives=keeper, ranks=carried, chunks=chunks)[1]
-    return best
+    _, best = walk(rows, "select", KEYS, negatives=keeper, ranks=carried, chunks=chunks)
+    return merged(best)[1][: len(floors)]

@@ -10,7 +10,7 @@ from torch import Tensor
 from tripletops._call import Differentiated
 from tripletops.backends.triton.costs import Cost
 from tripletops.backends.triton.pairs import Ends, Lists, pull
-from tripletops.backends.triton.rows import COSINE, Raw, Rows
+from tripletops.backends.triton.rows import Lifted, Rows
 from tripletops.backends.triton.stream import subtract_pulls
 
 
@@ -30,7 +30,7 @@ class Pulling:
     def pairs(self, candidate: Tensor, distance: Tensor, slope: Tensor) -> None:
         """Add what (lists, L) pairs of every anchor pull with, −1 for none, given the derivative of the loss
         by their distance."""
-        lists = Lists(candidate, distance, slope.masked_fill(candidate < 0, 0).to(self.kind))
+        lists = Lists(candidate, distance, slope.where(candidate >= 0, 0).to(self.kind))
         pull(self.ends, lists, self.emb, self.ref_emb)
 
     def negatives(self, rows: Rows, cost: Cost, weight: Tensor) -> None:
@@ -40,11 +40,11 @@ class Pulling:
     def finished(self, finite: Tensor) -> tuple[Tensor, Tensor]:
         """In the type of the rows; (0,) where not wanted, NaN where something was not finite."""
 
-        def result(gradient: Tensor | None, side: Raw | None) -> Tensor:
+        def result(gradient: Tensor | None, side: Lifted | None) -> Tensor:
             if gradient is None or side is None:
                 return torch.empty(0, dtype=self.dtype, device=self.device)
-            if self.ends.distance == COSINE:
-                gradient = gradient.double() * side.unit.lift[:, None]
-            return gradient.masked_fill(~finite, nan).to(self.dtype)
+            if side.lift is not None:
+                gradient = gradient.double() * side.lift[:, None]
+            return gradient.where(finite, nan).to(self.dtype)
 
         return result(self.emb, self.ends.emb), result(self.ref_emb, self.ends.ref_emb)

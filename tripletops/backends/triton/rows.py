@@ -1,8 +1,9 @@
-"""The rows of a call as the kernels read them.
+"""What the kernels read: rows ordered by class, centred, scaled and padded to whole tiles.
 
-A batch of everyday size is walked over as it is. The rows of a larger one are framed first (`framing`), for
-products; and where that saves work they are ordered by class, so that a row's positives lie in one range.
-Anchors and candidates are named by position: that is the row itself, unless they are ordered.
+float32 and float64 rows are framed as on the CPU: multiplied by a power of two near one over their spread and
+centred (cosine: normalised, then centred), so that products keep the digits that a common offset would take.
+Half-precision rows stay half-precision numbers, which tensor cores multiply exactly; but for cosine, whose
+unit rows are no such numbers.
 
 Nothing here has a shape that depends on values, and nothing waits for the device.
 """
@@ -10,358 +11,137 @@ Nothing here has a shape that depends on values, and nothing waits for the devic
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-import triton.language as tl
 from torch import Tensor
 
 from tripletops._call import Call, Differentiated, compute_type
 from tripletops._words import DISTANCE
-from tripletops.backends.triton import framing
-from tripletops.backends.triton.framing import HALVES, SAMPLED, Frame, Given, Names, Unit
-from tripletops.backends.triton.tiles import (
-    BLOCKS,
-    COUNTED,
-    DEPTH,
-    FEW,
-    LENGTHS,
-    SAMPLED_DEPTH,
-    SURVEYED,
-    WIDTHS,
-    is_everyday,
-    launch,
-)
+from tripletops.backends.triton.tiles import LENGTHS, WIDTHS
 
+HALVES = (torch.float16, torch.bfloat16)
 SQEUCLIDEAN, COSINE = DISTANCE.code["sqeuclidean"], DISTANCE.code["cosine"]
-LANGUAGE = {torch.float32: tl.float32, torch.float64: tl.float64}  # types by their names in kernels
+_GRID = 16
+_TINY_SQUARE = {torch.float32: 2.0**-99, torch.float64: 2.0**-899}  # smaller ones may have lost their digits
 
 
 class Tiled(NamedTuple):
-    """One side of the pairs as tiles are made of it, by position: framed rows."""
-
-    rows: Tensor  # (L, W), 0 where there is nothing
-    half: Tensor  # (L,) half the squared norms
-    nonzero: Tensor  # (L,) 1, or 0 of a zero row under cosine
-    plain: Tensor  # (L, W) the same rows, scaled alone
-    row: Tensor
-    label: Tensor
-
-
-class Raw(NamedTuple):
-    """One side of the pairs as the user holds it, by row: what distances are measured from."""
+    """One side of the pairs as tiles are made of it, by position."""
 
     rows: Tensor
-    stride: int
-    unit: Unit
-
-
-class Everyday(NamedTuple):
-    """The same, as tiles are made of it."""
-
-    rows: Tensor
-    stride: int
-    unit: Unit
+    half: Tensor
+    nonzero: Tensor
+    plain: Tensor
     row: Tensor
-    label: Tensor
+
+
+class Frame(NamedTuple):
+    """() float64: how distances of framed rows are to be read."""
+
+    unscale: Tensor  # from framed rows to distances, a power of two
+    tiny: Tensor  # smaller distances may have lost their digits, as products; 0 where there are no outliers
+
+
+class Places(NamedTuple):
+    """By position of the anchors: where their class, and they themselves, lie among the candidates."""
+
+    begin: Tensor
+    end: Tensor
+    self_position: Tensor
+
+
+class Lifted(NamedTuple):
+    """Rows as distances and gradients are computed from them."""
+
+    rows: Tensor  # (N, D), the user's, under cosine times their lifts
+    factor: Tensor  # (N,) float64, what a row is multiplied by: cosine: one over its norm, else the scale
+    lift: Tensor | None  # (N,) float64, see `lifted`; None: 1
 
 
 class Side(NamedTuple):
-    given: Given
-    unit: Unit
-    names: Names
-    order: Tensor | None  # (N,) the row at a position; None: the position itself
-    tiled: Any  # Tiled or Everyday
+    """One side of the pairs. By row of the user's tensor: lifted, kept. By position: the rest."""
+
+    lifted: Lifted
+    kept: Tensor  # (N,) bool, those that are not ignored
+    order: Tensor  # (N,) the row at a position
+    row: Tensor  # (L,) int32, the same; −1: padding, or an ignored row
+    rows: Tensor  # (L, W), 0 where there is nothing
+    half: Tensor  # (L,) half the squared norms
+    nonzero: Tensor  # (L,) 1, or 0 of a zero row under cosine
+    plain: Tensor  # (L, W) lifted rows times their factors
 
     @property
-    def raw(self) -> Raw:
-        return Raw(self.given.rows, self.given.stride, self.unit)
-
-    @property
-    def row(self) -> Tensor:
-        return self.names.row
+    def tiled(self) -> Tiled:
+        return Tiled(self.rows, self.half, self.nonzero, self.plain, self.row)
 
     def by_row(self, values: Tensor) -> Tensor:
         """(L, …) by position → (N, …) by row."""
-        values = values[: self.given.count]
-        if self.order is None:
-            return values
-        result = torch.empty_like(values)
-        result[self.order] = values
+        result = torch.empty((len(self.order), *values.shape[1:]), dtype=values.dtype, device=values.device)
+        result[self.order] = values[: len(self.order)]
         return result
-
-
-def up(count: int, multiple: int) -> int:
-    return -(-count // multiple) * multiple
-
-
-def units(rows: Tensor) -> Unit:
-    """What the cosine multiplies these rows by, as yet unknown."""
-    return Unit(*torch.empty((2, len(rows)), dtype=torch.float64, device=rows.device).unbind())
-
-
-def names_of(length: int, device: torch.device) -> Names:
-    row, source, own, begin, end = torch.empty((5, length), dtype=torch.int32, device=device).unbind()
-    return Names(row, source, torch.empty(length, dtype=torch.int64, device=device), own, begin, end)
 
 
 class Rows:
     """The rows of a call. Anchors are named by position, unless a name says row."""
 
-    def __init__(
-        self,
-        given: Call | Differentiated,
-        distance: int,
-        *,
-        ordered: bool | None = None,
-        framed: bool | None = None,
-        plain: bool = False,
-        units_only: bool = False,
-    ) -> None:
-        """What is left open goes by the size of the batch. With `units_only`, only `raw` may be asked for."""
-        self.call = given
+    def __init__(self, given: Call | Differentiated, distance: int) -> None:
+        self.given = given
         self.self_mining = given.ref_emb is None
         self.distance = distance
         self.width = given.emb.shape[1]
         self.kind = compute_type(given.emb)
         self.zero_rows = distance == COSINE and self.width > 0
-        self.device = given.emb.device
+
         sides = [(given.emb, given.labels)]
         if given.ref_emb is not None and given.ref_labels is not None:
             sides.append((given.ref_emb, given.ref_labels))
-        self._sides = [Given(rows, rows.stride(0), labels, len(rows)) for rows, labels in sides]
-        few = is_everyday(max(side.count for side in self._sides))
-        self.everyday = not framed if framed is not None else few and not ordered
-        self.ordered = not self.everyday if ordered is None else ordered
-        self._units = [units(side.rows) for side in self._sides]
-        self._names = [names_of(up(max(side.count, 1), LENGTHS), self.device) for side in self._sides]
-        compared = [side.rows for side in self._sides]
-        self._relative = self.everyday and distance == COSINE and not units_only
-        if self._relative:
-            compared = [torch.empty(rows.shape, dtype=self.kind, device=self.device) for rows in compared]
-        self._lengths = [len(names.row) for names in self._names]
-        self.length = self._lengths[0]  # of anchors by position
-        self.count = self._sides[0].count  # of the rows of emb
-        self.exponents = 2 * FEW  # as many as `device.scale_of` has to look at
-        self._survey(compared)
-        if self.everyday:
-            tiled = [
-                Everyday(rows, rows.stride(0), unit, names.row, names.label)
-                for rows, unit, names in zip(compared, self._units, self._names, strict=True)
-            ]
-            orders = [None] * len(tiled)
-        else:
-            self._frame()
-            tiled, orders = self._place(plain)
+        kept = [_kept(ids, given.ignore_label) for _, ids in sides]
+        read = [rows.where(mask[:, None], 0) for (rows, _), mask in zip(sides, kept, strict=True)]
+        self.finite = torch.stack([rows.isfinite().all() for rows in read]).all()
+        lifts = [_lifts(rows) if self.zero_rows else None for rows in read]
+        raw = [_times(rows, lift) for (rows, _), lift in zip(sides, lifts, strict=True)]
+        read = [_times(rows, lift) for rows, lift in zip(read, lifts, strict=True)]
+        orders = [torch.sort(ids, stable=True) for _, ids in sides]
+        self.frame, framed = _frame(read, kept, distance, self.kind)
         self.anchors, *others = [
-            Side(*parts) for parts in zip(self._sides, self._units, self._names, orders, tiled, strict=True)
+            _side(Lifted(rows, part.factor, lift), part, order.indices, mask, self.kind)
+            for rows, lift, part, order, mask in zip(raw, lifts, framed, orders, kept, strict=True)
         ]
         self.candidates = others[0] if others else self.anchors
+        self._place(orders[0].values, orders[-1].values, orders[-1].indices, kept[0])
 
-    # How the kernels are given it all.
-
-    @property
-    def _language(self) -> Any:
-        return LANGUAGE[self.kind]
-
-    @property
-    def _ignoring(self) -> dict[str, Any]:
-        ignore = self.call.ignore_label
-        return {"ignore": 0 if ignore is None else ignore, "IGNORES": ignore is not None}
-
-    def _self_of(self, side: int) -> str:
+    def _place(self, labels: Tensor, ref_labels: Tensor, ref_order: Tensor, kept: Tensor) -> None:
+        """Where an anchor's class, and the anchor itself, lie among the candidates."""
+        self_index = self.given.self_index
+        length = len(self.anchors.row)
+        alive = kept[self.anchors.order]
+        begin = torch.searchsorted(ref_labels, labels).where(alive, 0)
+        end = torch.searchsorted(ref_labels, labels, right=True).where(alive, 0)
+        own = torch.full_like(begin, -1)
         if self.self_mining:
-            return "same"
-        return "none" if side or self.call.self_index is None else "named"
+            own = torch.arange(len(labels), device=labels.device)
+        elif self_index is not None and len(ref_order):
+            position = torch.empty_like(ref_order)
+            position[ref_order] = torch.arange(len(ref_order), device=ref_order.device)
+            named = self_index[self.anchors.order]
+            inside = (named >= 0) & (named < len(ref_order))
+            own = position[named.where(inside, 0)].where(inside, -1)
+        self.begin, self.end = _padded(begin, length, 0), _padded(end, length, 0)
+        self.self_position = _padded(own, length, -1)
 
     @property
-    def _self_index(self) -> Tensor:
-        # Any tensor will do where there is none.
-        return self.call.labels if self.call.self_index is None else self.call.self_index
-
-    def _survey(self, relative: list[Tensor]) -> None:
-        entries = sum(side.count for side in self._sides)
-        exponent = torch.empty(max(entries, 1), dtype=torch.int32, device=self.device)
-        unknown = self._units[0].factor  # numbers of a frame that nobody asks for without one
-        self.frame = Frame(exponent, entries, unknown, unknown)
-        blocks = [length // SURVEYED for length in self._lengths]
-        framed = not self.everyday
-        shape = sum(blocks) if framed else 0, self.width
-        sums = torch.empty(shape, dtype=torch.float64, device=self.device)
-        origin, sample_exponent = sums, exponent
-        if framed and self.distance != COSINE:
-            origin = torch.empty(self.width, dtype=torch.float64, device=self.device)
-            sample_exponent = torch.empty(1, dtype=torch.int32, device=self.device)
-            sampled = self._sides[-1] if self._sides[-1].count else self._sides[0]
-            launch(
-                framing.origin_kernel,
-                (1,),
-                self.device,
-                given=sampled,
-                origin=origin,
-                sample_exponent=sample_exponent,
-                width=self.width,
-                sampled=min(SAMPLED, (sampled.count - 1) | 1),
-                **self._ignoring,
-                BLOCK=BLOCKS,
-                DEPTH=SAMPLED_DEPTH,
-            )
-        self._origin, self._sample_exponent, self._sums = origin, sample_exponent, sums
-        first = 0
-        for place, (side, unit, names) in enumerate(zip(self._sides, self._units, self._names, strict=True)):
-            launch(
-                framing.survey_kernel,
-                (blocks[place],),
-                self.device,
-                given=side,
-                names=names,
-                unit=unit,
-                reference=self._sides[0],
-                relative=relative[place],
-                self_index=self._self_index,
-                origin=origin,
-                exponents=exponent,
-                sums=sums[sum(blocks[:place]) :],
-                width=self.width,
-                first=first,
-                rows=entries,
-                candidates=self._sides[-1].count,
-                **self._ignoring,
-                WHOLE=self.everyday,
-                RELATIVE=self._relative,
-                SELF=self._self_of(place),
-                COSINE=self.distance == COSINE,
-                KIND=self._language,
-                FEW=FEW,
-                ROWS=SURVEYED,
-                DEPTH=DEPTH,
-            )
-            first += side.count
-
-    def _frame(self) -> None:
-        exponents, entries, *_ = self.frame
-        self.frame = Frame(
-            torch.empty(1, dtype=torch.int32, device=self.device),
-            1,
-            *torch.empty((2, 1), dtype=torch.float64, device=self.device).unbind(),
-        )
-        self._centre = torch.empty(self.width, dtype=torch.float64, device=self.device)
-        dtype = self._sides[0].rows.dtype
-        launch(
-            framing.frame_kernel,
-            (max(1, -(-self.width // DEPTH)),),
-            self.device,
-            exponents=exponents,
-            sums=self._sums,
-            origin=self._origin,
-            sample_exponent=self._sample_exponent,
-            frame=self.frame,
-            centre=self._centre,
-            entries=entries,
-            blocks=len(self._sums),
-            width=self.width,
-            DISTANCE=self.distance,
-            KIND=self._language,
-            SCALES=dtype != torch.float16,
-            BLOCK=COUNTED,
-            ROWS=SURVEYED,
-            DEPTH=DEPTH,
-        )
-        if dtype in HALVES and self.distance != COSINE:
-            self._make_centre_exact()
-
-    def _make_centre_exact(self) -> None:
-        blocks = [-(-side.count // SURVEYED) for side in self._sides]
-        exact = torch.empty((sum(blocks), self.width), dtype=torch.int32, device=self.device)
-        sizes = {"width": self.width, "ROWS": SURVEYED, "DEPTH": DEPTH}
-        for place, side in enumerate(self._sides):
-            launch(
-                framing.exact_kernel,
-                (blocks[place],),
-                self.device,
-                given=side,
-                frame=self.frame,
-                centre=self._centre,
-                exact=exact[sum(blocks[:place]) :],
-                **self._ignoring,
-                KIND=self._language,
-                **sizes,
-            )
-        launch(
-            framing.exact_centre_kernel,
-            (-(-self.width // DEPTH),),
-            self.device,
-            centre=self._centre,
-            exact=exact,
-            blocks=len(exact),
-            rows=self._sides[0].rows,
-            **sizes,
-        )
-
-    def _place(self, plain: bool) -> tuple[list[Tiled], list[Tensor | None]]:
-        dtype = self._sides[0].rows.dtype
-        stored = dtype if dtype in HALVES and self.distance != COSINE else self.kind
-        wide = up(self.width, WIDTHS)
-        tiled: list[Tiled] = []
-        orders: list[Tensor | None] = []
-        # Candidates first: anchors are told where they lie.
-        candidate_labels = candidate_places = self._sides[-1].label
-        for place in reversed(range(len(self._sides))):
-            side, names, length = self._sides[place], self._names[place], self._lengths[place]
-            rows = torch.empty((length, wide), dtype=stored, device=self.device)
-            half, nonzero = torch.empty((2, length), dtype=self.kind, device=self.device).unbind()
-            scaled = torch.empty_like(rows) if plain else rows
-            out = Tiled(rows, half, nonzero, scaled, names.row, names.label)
-            order, own_place = None, candidate_places
-            if self.ordered:
-                labels, order = torch.sort(side.label, stable=True)
-                own_place = torch.empty(side.count, dtype=torch.int32, device=self.device)
-                if place == len(self._sides) - 1:
-                    candidate_labels, candidate_places = labels, own_place
-            launch(
-                framing.place_kernel,
-                (length // SURVEYED,),
-                self.device,
-                given=side,
-                names=names,
-                unit=self._units[place],
-                self_index=self._self_index,
-                order=side.label if order is None else order,
-                place_of=candidate_places,
-                own_place=own_place,
-                ordered=candidate_labels,
-                frame=self.frame,
-                centre=self._centre,
-                out=out,
-                width=self.width,
-                whole_width=wide,
-                candidates=self._sides[-1].count,
-                steps=self._sides[-1].count.bit_length(),
-                **self._ignoring,
-                ORDERED=self.ordered,
-                PLAIN=plain,
-                SELF=self._self_of(place),
-                COSINE=self.distance == COSINE,
-                KIND=self._language,
-                ROWS=SURVEYED,
-                DEPTH=DEPTH,
-            )
-            tiled.insert(0, out)
-            orders.insert(0, order)
-        return tiled, orders
-
-    # What is asked of it.
-
-    @property
-    def finite(self) -> Tensor:
-        """() whether all rows that are read are finite; of framed rows."""
-        return self.frame.exponent[0] < framing.NOT_FINITE.value
+    def places(self) -> Places:
+        return Places(self.begin, self.end, self.self_position)
 
     def under_cosine(self) -> Rows:
         """The same batch, by that distance."""
-        if self.distance == COSINE:
-            return self
-        return Rows(self.call, COSINE, ordered=self.ordered, framed=not self.everyday)
+        return self if self.distance == COSINE else Rows(self.given, COSINE)
+
+    @property
+    def count(self) -> int:
+        """Of the rows of emb."""
+        return len(self.anchors.order)
 
     @cached_property
     def valid(self) -> Tensor:
@@ -370,18 +150,19 @@ class Rows:
 
     @cached_property
     def positives(self) -> Tensor:
-        """(L,) how many positives an anchor has, of ordered rows."""
-        *_, own, begin, end = self.anchors.names
-        inside = (own >= begin) & (own < end)
-        return end - begin - inside.to(torch.int32)
+        """(L,) how many positives an anchor has."""
+        inside = (self.self_position >= self.begin) & (self.self_position < self.end)
+        return self.end - self.begin - inside.to(torch.int32)
 
     @cached_property
     def negatives(self) -> Tensor:
-        """(L,) how many negatives an anchor has, of ordered rows."""
-        usable, own = self.candidates.row >= 0, self.anchors.names.self_position
-        there = (own >= 0) & usable[own.long().clamp(0, len(usable) - 1)]
-        others = usable.sum() - there.to(torch.int32) - self.positives
-        return others.masked_fill(self.anchors.row < 0, 0)
+        """(L,) how many negatives an anchor has."""
+        usable = self.candidates.row >= 0
+        own = self.self_position >= 0
+        if len(usable):
+            own = own & usable[self.self_position.long().clamp(min=0)]
+        others = usable.sum() - own.to(torch.int32) - self.positives
+        return others.where(self.anchors.row >= 0, 0)
 
     def by_row(self, values: Tensor) -> Tensor:
         """(…, L) by position → (…, N) by row of emb."""
@@ -389,18 +170,199 @@ class Rows:
 
     def by_position(self, values: Tensor) -> Tensor:
         """(…, N) by row of emb → (…, L), 0 in the padding."""
-        result = values.new_zeros((*values.shape[:-1], self.length))
-        result[..., : self.count] = values if self.anchors.order is None else values[..., self.anchors.order]
-        return result
+        return _padded(values[..., self.anchors.order], len(self.anchors.row), 0, values.dtype)
 
 
-def raws(given: Differentiated, distance: int) -> tuple[Raw, Raw | None]:
-    """The rows of emb and of ref_emb, if there is one, without a frame."""
+def _kept(labels: Tensor, ignore_label: int | None) -> Tensor:
+    return torch.ones_like(labels, dtype=torch.bool) if ignore_label is None else labels != ignore_label
+
+
+def _padded(values: Tensor, length: int, fill: int, dtype: torch.dtype = torch.int32) -> Tensor:
+    shape = (*values.shape[:-1], length)
+    result = torch.full(shape, fill, dtype=dtype, device=values.device)
+    result[..., : values.shape[-1]] = values
+    return result
+
+
+def _up(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple
+
+
+def _power_of_two(exponent: Tensor) -> Tensor:
+    return torch.ldexp(torch.ones_like(exponent, dtype=torch.float64), exponent)
+
+
+def _sizes(rows: Tensor) -> Tensor:
+    """(N,) the largest magnitudes of the rows' elements."""
+    return rows.abs().amax(1) if rows.shape[1] else rows.new_zeros(len(rows))
+
+
+def _exponents(sizes: Tensor) -> Tensor:
+    return torch.frexp(sizes.double()).exponent
+
+
+def _lifts(rows: Tensor) -> Tensor:
+    """(N,) powers of two, 1 but for tiny rows, whose largest elements they bring near 2⁻⁶⁰."""
+    return _power_of_two((-60 - _exponents(_sizes(rows))).clamp(min=0))
+
+
+def _times(rows: Tensor, lift: Tensor | None) -> Tensor:
+    # A product of rows that overlap in memory would not have its elements side by side.
+    return rows if lift is None else (rows * lift[:, None].to(rows.dtype)).contiguous()
+
+
+def lifted(rows: Tensor, distance: int) -> Lifted:
+    """The same rows, but for the scale, which only squares need.
+
+    The gradient of the cosine of a tiny row may overflow, and the sum of two overflows may be NaN. So it is
+    added up for the row times its lift, a power of two, and multiplied by that once, at the end.
+    """
+    if distance != COSINE or rows.shape[1] == 0:
+        return Lifted(rows, torch.ones(len(rows), dtype=torch.float64, device=rows.device), None)
+    lift = _lifts(rows)
+    rows = _times(rows, lift)
+    return Lifted(rows, _inverse_norms(rows), lift)
+
+
+def _inverse_norms(rows: Tensor) -> Tensor:
+    if rows.shape[1] == 0:
+        return torch.ones(len(rows), dtype=torch.float64, device=rows.device)
+    scale = _power_of_two(-_exponents(_sizes(rows)).clamp(-1000, 1000))
+    square = (rows.double() * scale[:, None]).square().sum(1)
+    return (scale / square.where(square > 0, 1).sqrt()).where(square > 0, 0)
+
+
+class _Framed(NamedTuple):
+    """The rows of a side, centred and scaled, by row."""
+
+    factor: Tensor
+    rows: Tensor
+    half: Tensor
+    nonzero: Tensor
+
+
+def _frame(
+    sides: list[Tensor], kept: list[Tensor], distance: int, kind: torch.dtype
+) -> tuple[Frame, list[_Framed]]:
+    """How distances of framed rows are to be read, and the sides, framed."""
     if distance == COSINE:
-        rows = Rows(given, distance, ordered=False, framed=False, units_only=True)
-        return rows.anchors.raw, None if rows.self_mining else rows.candidates.raw
+        factors = [_inverse_norms(rows) for rows in sides]
+        units = [rows.double() * factor[:, None] for rows, factor in zip(sides, factors, strict=True)]
+        number = torch.stack([mask.sum() for mask in kept]).sum().clamp(min=1)
+        centre = torch.stack([rows.sum(0) for rows in units]).sum(0) / number
+        scale = torch.ones((), dtype=torch.float64, device=centre.device)
+        tiny = torch.zeros_like(scale)
+        nonzero = [(factor != 0) | (rows.shape[1] == 0) for rows, factor in zip(units, factors, strict=True)]
+        framed = [(rows - centre).to(kind) for rows in units]
+    else:
+        scale, centre, outliers = _grid_frame(sides, kept, kind)
+        if sides[0].dtype == torch.float16:  # whose squares fit float32 as they are, while scaling may round
+            scale, centre, outliers = torch.ones_like(scale), centre / scale, torch.zeros_like(outliers)
+        square = (_TINY_SQUARE[kind] / scale / scale).where(outliers, 0)
+        tiny = square if distance == SQEUCLIDEAN else square.sqrt()
+        if sides[0].dtype in HALVES:
+            centre, kind = _exact_centre(sides, kept, scale, centre), sides[0].dtype
+        factors = [scale.expand(len(rows)).contiguous() for rows in sides]
+        nonzero = [torch.ones_like(mask) for mask in kept]
+        framed = [(rows.double() * scale - centre).to(kind) for rows in sides]
+    sides_framed = [_framed(*parts) for parts in zip(factors, framed, nonzero, kept, strict=True)]
+    return Frame(1 / scale, tiny), sides_framed
 
-    def raw(rows: Tensor) -> Raw:
-        return Raw(rows, rows.stride(0), Unit(rows, rows))
 
-    return raw(given.emb), None if given.ref_emb is None else raw(given.ref_emb)
+def _exact_centre(sides: list[Tensor], kept: list[Tensor], scale: Tensor, centre: Tensor) -> Tensor:
+    """Of half-precision rows: 0 where to take the centre away would round them.
+
+    It does not where all rows are within a factor of two of it, as with a large common offset; where some are
+    not, the spread itself is as large as the offset.
+    """
+    dtype = sides[0].dtype
+    centre = centre.to(dtype).double()
+    exact = centre.isfinite()
+    for rows, mask in zip(sides, kept, strict=True):
+        framed = rows.double() * scale - centre
+        exact &= ((framed.to(dtype).double() == framed) | ~mask[:, None]).all(0)
+    return centre.where(exact, 0)
+
+
+def _framed(factor: Tensor, framed: Tensor, nonzero: Tensor, kept: Tensor) -> _Framed:
+    framed = framed.where(kept[:, None], 0)
+    # S = 0 of a zero row with everything: ½ added on its side makes 1 − S come out of the arithmetic.
+    half = framed.double().square().sum(1) / 2 + 0.5 * (~nonzero).double()
+    return _Framed(factor, framed, half, nonzero)
+
+
+def _sample(rows: Tensor, mask: Tensor) -> Tensor:
+    """Up to nine of the rows in the mask, an odd number of them, evenly spread."""
+    count = min(9, (len(rows) - 1) | 1)
+    first = torch.sort(mask.to(torch.int8), descending=True, stable=True).indices
+    place = torch.arange(count, device=rows.device) * (mask.sum() - 1).clamp(min=0) // max(count - 1, 1)
+    return rows[first[place]]
+
+
+def _median(values: Tensor) -> Tensor:
+    """Over dimension 0, of an odd number."""
+    return values.sort(0).values[len(values) // 2]
+
+
+def _extent(sizes: Tensor, number: Tensor) -> tuple[Tensor, Tensor]:
+    """Exponents of the sizes of `number` rows: the largest, and the median, or the least that is not 0."""
+    there = sizes > 0
+    exponents = _exponents(sizes).where(there, 2**20).sort().values
+    middle = ((number - 1) // 2 - (number - there.sum())).clamp(min=0)
+    largest, median = exponents[torch.stack([(there.sum() - 1).clamp(min=0), middle])].where(there.any(), 0)
+    return largest, median
+
+
+def _grid_frame(sides: list[Tensor], kept: list[Tensor], kind: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """(scale, centre, whether there are outliers), as in `csrc/kernels/survey.h`.
+
+    The origin is the median of some rows, coordinate by coordinate: it lies among most rows, wherever a few
+    others are, and on the grid that rows may lie on. The centre lies a whole number of sixteenths of the
+    spread away from it: data on a grid stays on one, and its ties stay ties. Outliers move the mean away from
+    all other rows; then the centre is the origin, or 0 where that is nearer to most rows. And the scale lies
+    in the middle between the two, so that the squares of neither leave the exponents of `kind`.
+    """
+    rows, mask = sides[-1], kept[-1]
+    if not mask.numel():
+        rows, mask = sides[0], kept[0]
+    if not mask.numel():
+        rows = torch.zeros((1, rows.shape[1]), dtype=rows.dtype, device=rows.device)
+        mask = torch.ones(1, dtype=torch.bool, device=rows.device)
+    # Halves, because the difference of two of the largest numbers would not be finite.
+    sample = _sample(rows, mask).double() / 2
+    origin = _median(sample)
+    away = [
+        (side.double() / 2 - origin).where(there[:, None], 0) for side, there in zip(sides, kept, strict=True)
+    ]
+    number = torch.stack([there.sum() for there in kept]).sum().clamp(min=1)
+    largest, median = _extent(torch.cat([*map(_sizes, away), origin.new_zeros(1)]), number + 1)
+    outliers = largest - median > 5
+    around_zero = outliers & (_exponents(_median(_sizes(sample))) < median)
+    middle = largest - ((largest - median) // 2).clamp(max=50 if kind == torch.float32 else 400)
+    limit = 126 if kind == torch.float32 else 1022
+    scale = _power_of_two(-(middle.where(outliers, largest) + 1).clamp(-limit, limit))
+    mean = torch.stack([(side / number).sum(0) for side in away]).sum(0)
+    centre = origin * scale * 2 + (mean * scale * 2 * _GRID).round().where(~outliers, 0) / _GRID
+    return scale, centre.where(~around_zero, 0), outliers
+
+
+def _side(lifted: Lifted, framed: _Framed, order: Tensor, kept: Tensor, kind: torch.dtype) -> Side:
+    count, width = lifted.rows.shape
+    length = _up(max(count, 1), LENGTHS)
+    plain = lifted.rows.where(kept[:, None], 0).double() * lifted.factor[:, None]
+
+    def placed(values: Tensor) -> Tensor:
+        whole = torch.zeros((length, _up(width, WIDTHS)), dtype=values.dtype, device=values.device)
+        whole[:count, :width] = values[order]
+        return whole
+
+    return Side(
+        lifted=lifted,
+        kept=kept,
+        order=order,
+        row=_padded(order.where(kept[order], -1), length, -1),
+        rows=placed(framed.rows),
+        half=_padded(framed.half[order], length, 0, kind),
+        nonzero=_padded(framed.nonzero[order], length, 0, kind),
+        plain=placed(plain.to(framed.rows.dtype)),
+    )

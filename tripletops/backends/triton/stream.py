@@ -13,7 +13,7 @@ from tripletops.backends.triton.device import (
     EUCLIDEAN,
     multiply,
     negative_distances,
-    scale_of,
+    same_class,
     share_of,
 )
 from tripletops.backends.triton.rows import SQEUCLIDEAN, Rows, Side
@@ -38,8 +38,8 @@ def add_near(sums, x, y, weight, near, rows, column, span, inside, width, COLUMN
 
 @triton.jit
 def weigh_kernel(
-    x, y, names, frame, given, weights, pulled,
-    x_length, y_length, width, tiles, ranks, rate: tl.float64,
+    x, y, places, frame, given, weights, pulled,
+    x_length, y_length, width, tiles, ranks,
     SLOPE: tl.constexpr, AS_ANCHOR: tl.constexpr, AS_CANDIDATE: tl.constexpr, DISTANCE: tl.constexpr,
     ZERO_ROWS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, SPAN: tl.constexpr,
@@ -56,8 +56,7 @@ def weigh_kernel(
     inside = (span < width)[None, :]
     alive, row_half = (tl.load(x.row + rows) >= 0)[:, None], tl.load(x.half + rows)
     kind: tl.constexpr = x.half.dtype.element_ty
-    speed = tl.full((), rate, tl.float64).to(kind)
-    scale = scale_of(frame, 1, kind)[0].to(kind)
+    scale = 1.0 / tl.load(frame.unscale).to(kind)
     stride = (x_length if AS_ANCHOR else y_length).to(tl.int64)
     sums, total = tl.zeros((ROWS, SPAN), kind), tl.zeros((ROWS,), kind)
     start, stop = share_of(split, tiles, y_length, COLUMNS)
@@ -65,20 +64,20 @@ def weigh_kernel(
         columns = column + tl.arange(0, COLUMNS)
         down, across = rows[:, None], columns[None, :]
         negatives = alive & (tl.load(y.row + columns) >= 0)[None, :]
-        negatives = negatives & (tl.load(x.label + down) != tl.load(y.label + across))
         if AS_ANCHOR:
-            negatives = negatives & (across != tl.load(names.self_position + down))
+            same = same_class(across, tl.load(places.begin + down), tl.load(places.end + down))
+            negatives = negatives & ~same & (across != tl.load(places.self_position + down))
         else:
-            negatives = negatives & (down != tl.load(names.self_position + across))
+            same = same_class(down, tl.load(places.begin + across), tl.load(places.end + across))
+            negatives = negatives & ~same & (down != tl.load(places.self_position + across))
         distance, near = negative_distances(
             x, y, frame, negatives, row_half, rows, columns, width, DISTANCE, ZERO_ROWS, DEPTH, PRECISION
         )
         weight = tl.zeros((ROWS, COLUMNS), kind)
         if AS_ANCHOR:
-            weight += SLOPE(given, speed, down, stride, ranks, distance, negatives) * tl.load(weights + down)
+            weight += SLOPE(given, down, stride, ranks, distance, negatives) * tl.load(weights + down)
         if AS_CANDIDATE:
-            slope = SLOPE(given, speed, across, stride, ranks, distance, negatives)
-            weight += slope * tl.load(weights + across)
+            weight += SLOPE(given, across, stride, ranks, distance, negatives) * tl.load(weights + across)
         if DISTANCE == EUCLIDEAN:
             apart = negatives & (distance > 0)
             weight = tl.where(apart, weight / tl.where(apart, distance * scale, 1.0), 0.0)
@@ -103,7 +102,7 @@ def _weigh(
     rows: Rows, one: Side, other: Side, cost: Cost, weights: Tensor, as_anchor: bool, as_candidate: bool
 ) -> Tensor:
     """(L, W) what the negatives pull the rows of `one` with."""
-    length, others, width = len(one.row), len(other.row), one.tiled.rows.shape[1]
+    length, others, width = len(one.row), len(other.row), one.rows.shape[1]
 
     def run(tile: Tile) -> Tensor:
         blocks, spans = length // tile.rows, -(-width // tile.span)
@@ -116,7 +115,7 @@ def _weigh(
             tile,
             x=one.tiled,
             y=other.tiled,
-            names=rows.anchors.names,
+            places=rows.places,
             frame=rows.frame,
             given=cost.given,
             weights=weights,
@@ -126,7 +125,6 @@ def _weigh(
             width=width,
             tiles=tiles,
             ranks=cost.ranks,
-            rate=cost.rate,
             SLOPE=cost.slope,
             AS_ANCHOR=as_anchor,
             AS_CANDIDATE=as_candidate,
@@ -135,7 +133,7 @@ def _weigh(
         )
         return pulled.sum(0)
 
-    found: Tensor = with_tile("weigh", one.tiled.rows, (cost.slope, as_anchor, as_candidate), run)
+    found: Tensor = with_tile("weigh", one.rows, (cost.slope, as_anchor, as_candidate), run)
     return found
 
 
@@ -156,13 +154,10 @@ def _gradient(rows: Rows, side: Side, pulled: Tensor) -> Tensor:
     pulled = side.by_row(pulled[:, : rows.width])
     if rows.distance != COSINE.value:
         # Euclidean distances were those of framed rows too, so that the scale has cancelled.
-        if rows.distance != SQEUCLIDEAN:
-            return pulled
-        return (pulled * rows.frame.unscale * 2).to(rows.kind)
+        return (pulled * rows.frame.unscale * 2).to(rows.kind) if rows.distance == SQEUCLIDEAN else pulled
     # What pulls at the unit row, less its part along that row.
-    factor = side.unit.factor[:, None]
-    unit = side.given.rows.double() * side.unit.lift[:, None] * factor
-    unit = unit.masked_fill(factor == 0, 0)  # a row that is ignored may hold anything
+    factor = side.lifted.factor[:, None]
+    unit = side.lifted.rows.where(side.kept[:, None], 0).double() * factor
     pulled = pulled.double()
     along = (pulled * unit).sum(1, keepdim=True)
     return ((pulled - along * unit) * factor).to(rows.kind)

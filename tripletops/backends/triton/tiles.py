@@ -44,21 +44,7 @@ OWNERS, PAIRS = (
     (32, 4) if INTERPRETED else (2, 8)
 )  # rows of a gradient, and pairs that pull at each at a time
 MEASURED = 256 if INTERPRETED else 16  # pairs that a program measures
-MERGED = 256  # anchors whose candidates a program merges
-SETTLED = 32  # candidates that are measured at a time where a pick has to be replaced
-SETTLED_DEPTH = 32  # and dimensions of them
-SETTLE_SPLITS = 2 if INTERPRETED else 16  # programs that search for one replacement
-SCORED = 1024  # triplets whose losses are added up at a time
-EVERYDAY_ON_GPUS = 1024  # a batch of so many rows is walked over as it is
-EVERYDAY = 40 if INTERPRETED else EVERYDAY_ON_GPUS
-FEW = 64 if INTERPRETED else EVERYDAY  # the power of two from there on
-SURVEYED = 32  # rows that a program surveys, frames or places
-SAMPLED_DEPTH = 16  # dimensions of the sampled rows that are sorted at a time
-BLOCKS = 1024  # rows of which one program counts those that are not ignored, at a time
-COUNTED = 4096  # exponents that are looked at at a time
-# Registers of a thread that an NVIDIA kernel may have. Left alone, ptxas spills a few to fit one more block.
-REGISTERS = 255
-SCANNED = 1024  # pairs among which the gradient of a row of an everyday batch looks for its own, at a time
+SCORED = 256  # triplets that a program scores
 DEPTH = 32 if INTERPRETED else 64  # dimensions of a row that are loaded at a time where there are no products
 
 _SQUARE = "the largest square, for the most reuse, with which two blocks fit the registers of an SM"
@@ -68,7 +54,6 @@ _TERMS = "terms of several thresholds live beside the three products of tf32x3: 
 _MMA = "twice that in half precision; 64 rows are more than Triton 3.7 can compile for sm_100"
 _LOGS = "hashes and logarithms live beside the products: a quarter of the pairs, so that nothing spills"
 _DOUBLES = "a number takes two registers, its logarithm many more: the largest square that does not spill"
-_EVERYDAY = "a sum for each pair and dimension at hand, in registers: lanes are added up once, at the end"
 _ONE_PASS = "all of D ≤ 128 in one pass: distances are not computed anew for a second half of the gradient"
 _EIGHT_WARPS = "a block of 8 warps is as many as two of 4, and holds the gradient of all of D ≤ 128"
 
@@ -93,10 +78,7 @@ def _gpu(full: str, stages: int, cost_columns: int, weigh_rows: int) -> _Tiles:
         return Tile(rows, 32, 16, span, 8, 2, precision, _ONE_PASS, _EIGHT_WARPS)
 
     square, logs, once = walk(64, 64, 16, _SQUARE), walk(32, 32, 16, _LOGS), weigh(weigh_rows, 128, full)
-    everyday = Tile(16, 16, 32, 0, 4, 1, full, _EVERYDAY)
-    everyday_double = Tile(16, 16, 8, 0, 4, 1, "ieee", _EVERYDAY)
     return {
-        "differences": _by_type((everyday,), (everyday,), (everyday_double,)),
         "select": _by_type(
             (square, walk(64, 32, 32, _NARROW)), (walk(64, 64, 32, _DEEP),), (double(32, 32),)
         ),
@@ -111,20 +93,15 @@ def _interpreted(rows: int, span: int) -> Tile:
     return Tile(rows, 32, 16, span, 4, 1, "interpreter", "small batches cross the edges of tiles")
 
 
-# What a walk keeps, by how much of it lives beside the products: of everyday batches, which have none,
-# anything; then extremes, a log-sum-exp, terms of thresholds, draws with their logarithms.
-WALKS = ("differences", "select", "similarity", "cost", "draw")
+# What a walk keeps, by how much of it lives beside the products: extremes, a log-sum-exp, terms of
+# thresholds, draws with their logarithms.
+WALKS = ("select", "similarity", "cost", "draw")
 
 TILES: dict[str, _Tiles] = {
     "sm_80": _gpu("tf32x3", 2, cost_columns=32, weigh_rows=32),
-    # The tensor cores of sm_80, with less shared memory.
-    "sm_86": _gpu("tf32x3", 2, cost_columns=32, weigh_rows=32),
-    "sm_89": _gpu("tf32x3", 2, cost_columns=32, weigh_rows=32),
     "sm_90": _gpu("tf32x3", 2, cost_columns=16, weigh_rows=32),
     # Results wait in tensor memory: loads can be further ahead.
     "sm_100": _gpu("tf32x3", 3, cost_columns=16, weigh_rows=32),
-    # The tensor cores of sm_80 too, not the tensor memory of sm_100.
-    "sm_120": _gpu("tf32x3", 2, cost_columns=32, weigh_rows=32),
     # It has float32 tensor cores, and no tf32x3; and 512 registers for each of its 64 lanes.
     "gfx942": _gpu("ieee", 2, cost_columns=32, weigh_rows=64),
     "interpreter": {
@@ -142,19 +119,12 @@ class Launch(NamedTuple):
     arguments: dict[str, Any]  # by name, constants included
     tile: Tile | None
     target: str | None  # None: the same for all
-    grid: tuple[int, ...]
-
-
-RECORDED_SIZE = 10
 
 
 class Recorder:
-    """Takes launches instead of a GPU, those for every target (see `catalogue`) or for one alone."""
+    """Takes launches instead of a GPU, those for every target: see `catalogue`."""
 
-    def __init__(self, everyday: bool, only: str | None = None) -> None:
-        self.everyday = everyday  # whether to take every batch for one of everyday size
-        self.only = only
-        self.read_back = 0  # how often a size was asked for
+    def __init__(self) -> None:
         self.launches: list[Launch] = []
         self.target: str | None = None
 
@@ -168,25 +138,18 @@ class Recorder:
         _recorder = None
 
     def run(self, kernel: str, dtype: torch.dtype, run: Callable[[Tile], Any]) -> Any:
-        """run(tile) with every tile that the kernel is shipped with, or with the one that `only` uses."""
-        if self.only is not None:
-            return run(TILES[self.only][kernel][dtype][0])
+        """run(tile) with every tile that the kernel is shipped with."""
         for self.target in GPUS:
             for tile in TILES[self.target][kernel][dtype]:
                 result = run(tile)
         self.target = None
         return result
 
-    def take(self, kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any], tile: Tile | None) -> None:
-        self.launches.append(Launch(kernel, arguments, tile, self.target, grid))
+    def take(self, kernel: Any, arguments: dict[str, Any], tile: Tile | None) -> None:
+        self.launches.append(Launch(kernel, arguments, tile, self.target))
 
 
 _recorder: Recorder | None = None
-
-
-def is_everyday(count: int) -> bool:
-    """Whether a batch of so many rows is walked over as it is."""
-    return count <= EVERYDAY if _recorder is None else _recorder.everyday
 
 
 @cache
@@ -202,9 +165,8 @@ def target(device: torch.device) -> str:
             f"backend 'triton' needs a GPU of compute capability 8.0 or newer, "
             f"{torch.cuda.get_device_name(device)} has {major}.{minor}"
         )
-    if major == 8:
-        return "sm_80" if minor == 0 else "sm_89" if minor == 9 else "sm_86"
-    return {9: "sm_90", 10: "sm_100", 11: "sm_100"}.get(major, "sm_120")
+    # Consumer GPUs from 12.0 on have the tensor cores of sm_80, not the tensor memory of sm_100.
+    return {9: "sm_90", 10: "sm_100", 11: "sm_100"}.get(major, "sm_80")
 
 
 @cache
@@ -262,19 +224,9 @@ def launch(
     if tile is not None:
         arguments |= tile.constants()
     if _recorder is not None:
-        _recorder.take(kernel, grid, arguments, tile)
+        _recorder.take(kernel, arguments, tile)
         return
     here: AbstractContextManager[Any] = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
     options = {} if tile is None else {"num_warps": tile.warps, "num_stages": tile.stages}
-    if target(device).startswith("sm_"):
-        options["maxnreg"] = REGISTERS
     with here:
         kernel[grid](**arguments, **options, enable_fp_fusion=True)
-
-
-def read_back(size: torch.Tensor) -> int:
-    """A size that the device has computed: the host waits for it. A recorder's kernels compute nothing."""
-    if _recorder is None:
-        return int(size)
-    _recorder.read_back += 1
-    return RECORDED_SIZE

@@ -1,8 +1,8 @@
 """The walk over all pairs, tile by tile: one kernel, whose consumers keep what rules and objectives ask for.
 
-Every program owns the rows it writes: no atomics, the same bits run after run. Rows are addressed by position
-(`rows`). A walk over all candidates is shared out over `splits`; what each of them kept is merged by whoever
-reads it.
+Every program owns the rows it writes: no atomics, the same bits run after run. Prepared rows (`rows.Tiled`)
+are addressed by position: ordered by class, so that a row's positives lie in one range, and padded to whole
+tiles. A walk over all candidates is shared out over `splits`, and the host merges what each of them kept.
 
 A consumer is three device functions:
 
@@ -25,19 +25,18 @@ import triton.language as tl
 from torch import Tensor
 
 from tripletops.backends.triton.device import (
-    differences,
     half_squares,
     negative_distances,
+    same_class,
     share_of,
     within_classes,
 )
-from tripletops.backends.triton.rows import LANGUAGE, Rows
+from tripletops.backends.triton.rows import Rows
 from tripletops.backends.triton.tiles import Tile, launch, shares, with_tile
 
 # What a tile's values are.
 NO_VALUES: tl.constexpr = tl.constexpr(0)
 KEYS: tl.constexpr = tl.constexpr(1)  # half squared distances of framed rows: what selection compares
-DIFFERENCES: tl.constexpr = tl.constexpr(3)  # the same, of rows as they are, without products
 DISTANCES: tl.constexpr = tl.constexpr(2)  # those of negatives; where products cannot tell, measured
 
 
@@ -48,7 +47,6 @@ class Anchors(NamedTuple):
     length: Any  # how many positions there are for all programs
     split: Any  # which share of the candidates the program walks over
     chunk: Any  # which RANKS of their ranks the program carries
-    numbers: Any  # two of the call, float64: what they mean is up to the consumers
 
 
 class Candidates(NamedTuple):
@@ -79,33 +77,30 @@ def of_ranks(anchors, RANKS: tl.constexpr):
     return rank.to(tl.int64)[None, :] * anchors.length + anchors.position[:, None]
 
 
-# Padding and ignored rows have no distances. What is kept of their keys is for those to drop who read it.
+# Padding and ignored rows have no distances. What is kept of their keys is for the host to drop.
 
 
 @triton.jit
 def walk_kernel(
-    x, y, names, positive_given, positive_out, negative_given, negative_out, frame,
-    x_length, y_length, width, tiles, first_number: tl.float64, second_number: tl.float64,
+    x, y, places, positive_given, positive_out, negative_given, negative_out, frame,
+    x_length, y_length, width, tiles,
     POSITIVE: tl.constexpr, NEGATIVE: tl.constexpr, ONLY_POSITIVES: tl.constexpr, VALUES: tl.constexpr,
-    RANKS: tl.constexpr, DISTANCE: tl.constexpr, ZERO_ROWS: tl.constexpr, EXPONENTS: tl.constexpr,
-    KIND: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    PRECISION: tl.constexpr,
+    RANKS: tl.constexpr, DISTANCE: tl.constexpr, ZERO_ROWS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    numbers = (tl.full((), first_number, tl.float64), tl.full((), second_number, tl.float64))
-    anchors = Anchors(
-        position=rows, length=x_length, split=tl.program_id(1), chunk=tl.program_id(2), numbers=numbers
-    )
-    row, label = tl.load(x.row + rows), tl.load(x.label + rows)[:, None]
-    own = tl.load(names.self_position + rows)[:, None]
-    positive = POSITIVE.start(positive_given, anchors, KIND, RANKS)
-    negative = NEGATIVE.start(negative_given, anchors, KIND, RANKS)
+    anchors = Anchors(position=rows, length=x_length, split=tl.program_id(1), chunk=tl.program_id(2))
+    class_begin, class_end = tl.load(places.begin + rows), tl.load(places.end + rows)
+    own = tl.load(places.self_position + rows)[:, None]
+    kind: tl.constexpr = x.half.dtype.element_ty
+    positive = POSITIVE.start(positive_given, anchors, kind, RANKS)
+    negative = NEGATIVE.start(negative_given, anchors, kind, RANKS)
     if VALUES == DISTANCES:
-        row_half, alive = tl.load(x.half + rows), (row >= 0)[:, None]
+        row_half = tl.load(x.half + rows)
+        alive = (tl.load(x.row + rows) >= 0)[:, None]
 
     start, stop = share_of(anchors.split, tiles, y_length, COLUMNS)
     if ONLY_POSITIVES:
-        class_begin, class_end = tl.load(names.begin + rows), tl.load(names.end + rows)
         start, stop = within_classes(start, stop, class_begin, class_end, y_length, COLUMNS)
     for column in range(start, stop, COLUMNS):
         columns = column + tl.arange(0, COLUMNS)
@@ -113,20 +108,16 @@ def walk_kernel(
         usable = (index >= 0)[None, :] & (columns[None, :] != own)
         if VALUES == DISTANCES:
             usable = usable & alive
-        same = label == tl.load(y.label + columns)[None, :]
+        same = same_class(columns[None, :], class_begin[:, None], class_end[:, None])
         if VALUES == KEYS:
             values = half_squares(x, y, rows, columns, width, ZERO_ROWS, DEPTH, PRECISION)
-        elif VALUES == DIFFERENCES:
-            values = differences(
-                x, y, rows, columns, row, index, frame, width, ZERO_ROWS, EXPONENTS, KIND, DEPTH
-            )
         elif VALUES == DISTANCES:
             values, _ = negative_distances(
                 x, y, frame, usable & ~same, row_half, rows, columns, width,
                 DISTANCE, ZERO_ROWS, DEPTH, PRECISION,
             )  # fmt: skip
         else:
-            values = tl.zeros((ROWS, COLUMNS), KIND)
+            values = tl.zeros((ROWS, COLUMNS), kind)
         positives = Candidates(value=values, eligible=usable & same, position=columns, row=index)
         negatives = Candidates(value=values, eligible=usable & ~same, position=columns, row=index)
         positive = POSITIVE.take(positive, positive_given, anchors, positives, RANKS)
@@ -178,13 +169,10 @@ def walk(
     negatives: Keeper = IDLE,
     ranks: int = 1,
     chunks: int = 1,
-    numbers: tuple[float, float] = (0.0, 0.0),
 ) -> tuple[Any, Any]:
     """The outputs of both keepers, dimension 0 being the splits. `tile_of` is a row of the table of tiles."""
     x, y = rows.anchors, rows.candidates
     length, others = len(x.row), len(y.row)
-    if rows.everyday and values is KEYS:
-        values, tile_of = DIFFERENCES, "differences"
 
     def run(tile: Tile) -> tuple[Any, Any]:
         blocks = length // tile.rows
@@ -197,7 +185,7 @@ def walk(
             tile,
             x=x.tiled,
             y=y.tiled,
-            names=x.names,
+            places=rows.places,
             positive_given=positives.given,
             positive_out=kept[0],
             negative_given=negatives.given,
@@ -205,24 +193,20 @@ def walk(
             frame=rows.frame,
             x_length=length,
             y_length=others,
-            width=rows.width if rows.everyday else x.tiled.rows.shape[1],
+            width=x.rows.shape[1],
             tiles=tiles,
-            first_number=numbers[0],
-            second_number=numbers[1],
             POSITIVE=positives.consumer,
             NEGATIVE=negatives.consumer,
-            ONLY_POSITIVES=negatives is IDLE and rows.ordered,
+            ONLY_POSITIVES=negatives is IDLE,
             VALUES=values.value,
             RANKS=ranks,
             DISTANCE=rows.distance if values is DISTANCES else None,  # keys are the same for several
             ZERO_ROWS=rows.zero_rows and values is not NO_VALUES,
-            EXPONENTS=rows.exponents,
-            KIND=LANGUAGE[rows.kind],
         )
         return kept
 
     kinds = positives.consumer, negatives.consumer, ranks
-    found: tuple[Any, Any] = with_tile(tile_of, x.tiled.rows, kinds, run)
+    found: tuple[Any, Any] = with_tile(tile_of, x.rows, kinds, run)
     return found
 
 

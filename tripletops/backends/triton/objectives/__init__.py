@@ -20,9 +20,9 @@ from tripletops._words import OBJECTIVES, REDUCTION, Codes, Numbers
 from tripletops.backends.triton.gradient import Pulling
 from tripletops.backends.triton.pairs import Ends, measure
 from tripletops.backends.triton.rows import Rows
-from tripletops.backends.triton.tiles import RANKS, read_back
+from tripletops.backends.triton.tiles import RANKS
 
-MEAN, SUM, NONE = (REDUCTION.code[word] for word in ("mean", "sum", "none"))
+MEAN, MEAN_NONZERO, SUM, NONE = (REDUCTION.code[word] for word in ("mean", "mean_nonzero", "sum", "none"))
 
 
 class Objective(ABC):
@@ -90,8 +90,8 @@ class ManyTuples(Objective):
 
     def __init__(self, given: Call | Differentiated) -> None:
         super().__init__(given)
-        self.rows = rows = Rows(given, self.codes.distance, ordered=True, framed=True, plain=True)
-        self.length = rows.length
+        self.rows = rows = Rows(given, self.codes.distance)
+        self.length = len(rows.anchors.row)
         self.any = (rows.positives.sum() > 0) & (rows.negatives.sum() > 0)
         # Without anchors there is no loss to poison.
         self.finite = rows.finite if rows.count else torch.ones_like(rows.finite)
@@ -141,20 +141,18 @@ class ManyTuples(Objective):
     @cached_property
     def ranks(self) -> list[tuple[int, int]]:
         """From which rank to which a list goes: the one thing that has to be read back from the device."""
-        names = self.rows.anchors.names
-        most, step = read_back((names.end - names.begin).max()), max(self.rows.width, RANKS)
+        most, step = int((self.rows.end - self.rows.begin).max()), max(self.rows.width, RANKS)
         return [(first, min(first + step, most)) for first in range(0, most, step)]
 
     def positives(self, first: int, last: int) -> tuple[Tensor, Tensor]:
         """(ranks, L) rows and distances of the positives of these ranks, −1 and NaN for none."""
         rows = self.rows
-        *_, own, begin, end = rows.anchors.names
-        position = begin + torch.arange(first, last, dtype=torch.int32, device=self.device)[:, None]
-        there = (position < end) & (position != own)
+        position = rows.begin + torch.arange(first, last, dtype=torch.int32, device=self.device)[:, None]
+        there = (position < rows.end) & (position != rows.self_position)
         index = rows.candidates.row
+        candidate = index[position.clamp(max=len(index) - 1).long()].where(there, -1)
         if not self.pairs_stand_alone:
-            there = there & rows.valid
-        candidate = index[position.clamp(0, len(index) - 1).long()].masked_fill(~there, -1)
+            candidate = candidate.where(rows.valid, -1)
         return candidate, measure(rows, candidate)
 
     def each_positive(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -174,8 +172,8 @@ class ManyTuples(Objective):
             loss = terms.positive_loss.sum() * shares.positive + terms.negative_loss.sum() * shares.negative
         counts = self.any & self.finite
         totals = Totals(
-            (above_zero[0] + above_zero[1]).masked_fill(~counts, 0),
-            *(share.masked_fill(~self.any, 1).masked_fill(~self.finite, nan) for share in shares),
+            (above_zero[0] + above_zero[1]).where(counts, 0),
+            *(share.where(self.any, 1).where(self.finite, nan) for share in shares),
         )
         picks, saved = terms.picks, terms.saved
         if picks is None:
@@ -183,27 +181,26 @@ class ManyTuples(Objective):
         if saved is None:
             saved = torch.empty((0, self.length), dtype=rows.kind, device=self.device)
         return Evaluated(
-            loss.masked_fill(~self.any, 0).masked_fill(~self.finite, nan).to(rows.kind),
+            loss.where(self.any, 0).where(self.finite, nan).to(rows.kind),
             torch.stack(totals),
-            rows.by_row(picks.masked_fill(~counts, -1).long()),
-            rows.by_row(saved.masked_fill(~counts, 0)),
+            rows.by_row(picks.where(counts, -1).long()),
+            rows.by_row(saved.where(counts, 0)),
         )
 
     def differentiate(self, given: Differentiated) -> Gradients:
-        rows, totals = self.rows, Totals(*given.totals.unbind())
-        # The padding picks nobody.
-        picks = rows.by_position(given.picks).masked_fill(rows.anchors.row < 0, -1)
+        rows, totals = self.rows, Totals(*given.totals)
+        picks = rows.by_position(given.picks).where(rows.anchors.row >= 0, -1)  # the padding picks nobody
         kept = Kept(picks.to(torch.int32), rows.by_position(given.saved))
         grad = given.grad.double()
         weight = rows.by_position(grad if self.codes.reduction == NONE else grad.expand(rows.count))
-        weight = weight.masked_fill(~self.any | (rows.anchors.row < 0), 0)
+        weight = weight.where(self.any & (rows.anchors.row >= 0), 0)
         upstream = Upstream(weight * totals.positive_share, weight * totals.negative_share)
-        ref_emb = None if rows.self_mining else rows.candidates.raw
-        to = Pulling(given, Ends(rows.anchors.raw, ref_emb, rows.anchors.row, rows.distance), rows.kind)
+        ref_emb = None if rows.self_mining else rows.candidates.lifted
+        to = Pulling(given, Ends(rows.anchors.lifted, ref_emb, rows.anchors.row, rows.distance), rows.kind)
         if rows.count:  # else nobody pulls, not even at rows that are not finite
             self.pull(to, kept, upstream)
         learned = torch.empty(0, dtype=rows.kind, device=self.device)
         if self.learned is not None:
             gradient = rows.by_row(self.learned_gradient(kept, upstream))
-            learned = gradient.masked_fill(~self.finite, nan).to(rows.kind)
+            learned = gradient.where(self.finite, nan).to(rows.kind)
         return Gradients(*to.finished(self.finite), learned)

@@ -35,8 +35,8 @@ class InfoNce(LogSumObjective):
         kind = self.rows.kind
         nearest, total = self.sum_negatives(self.limit_of(self.counted))
         any_negative = total > 0
-        nearest = nearest.masked_fill(~any_negative, 0)
-        log_sum = total.masked_fill(~any_negative, 1).log().masked_fill(~any_negative, -inf).to(kind)
+        nearest = nearest.where(any_negative, 0)
+        log_sum = total.where(any_negative, 1).log().where(any_negative, -inf).to(kind)
         _, nearest_positive = self.nearest_positives()
         losses, above_zero, slopes = self.by_anchor(0), self.by_anchor(0), self.by_anchor(0)
         for _, d in self.counted_positives(nearest_positive):
@@ -45,7 +45,7 @@ class InfoNce(LogSumObjective):
             losses += loss.sum(0)
             above_zero += (loss > 0).sum(0)
             slopes += torch.sigmoid(z).sum(0)
-        saved = torch.stack([nearest, log_sum, slopes.to(kind)]).masked_fill(~self.counted, 0)
+        saved = torch.stack([nearest, log_sum, slopes.to(kind)]).where(self.counted, 0)
         picks = torch.stack([nearest_positive, torch.full_like(nearest_positive, -1)])
         return self.terms_together(losses, above_zero, picks=picks, saved=saved)
 
@@ -59,5 +59,5 @@ class InfoNce(LogSumObjective):
             slope = self.rate * torch.sigmoid(self.exponent(d, nearest, log_sum))
             to.pairs(candidate, d, slope * upstream.positive)
         weight = upstream.negative * self.rate * slopes.double()
-        finite = log_sum.masked_fill(log_sum == -inf, 0)  # an anchor without a negative has nothing to weigh
+        finite = log_sum.where(log_sum > -inf, 0)  # an anchor without a negative has nothing to weigh
         self.push_negatives(to, self.limit_of(self.counted), nearest, finite, weight)

@@ -27,17 +27,17 @@ class LogSumObjective(ManyTuples):
 
     def limit_of(self, anchors: Tensor) -> Tensor:
         """(L,) no limit for some anchors; for the others nothing counts."""
-        return self.by_anchor(inf, self.rows.kind).masked_fill(~anchors, -inf)
+        return self.by_anchor(inf, self.rows.kind).where(anchors, -inf)
 
     def sum_negatives(self, limit: Tensor) -> tuple[Tensor, Tensor]:
         """(L,) the nearest negative within the limit, infinite for none, and Σ e^(rate·(nearest − d))."""
-        return add_exponentials(self.rows, limit, self.rate)
+        return add_exponentials(self.rows, limit, self._rate())
 
     def push_negatives(
         self, to: Pulling, limit: Tensor, nearest: Tensor, log_sum: Tensor, weight: Tensor
     ) -> None:
         """Add what the negatives pull with: e^(rate·(nearest − d) − log_sum) times the anchor's weight."""
-        to.negatives(self.rows, exponential_cost(limit, nearest, log_sum, self.rate), weight)
+        to.negatives(self.rows, exponential_cost(limit, nearest, log_sum, self._rate()), weight)
 
     def nearest_positives(self) -> tuple[Tensor, Tensor]:
         """(L,) distances, infinite for none, and rows, −1 for none."""
@@ -47,7 +47,7 @@ class LogSumObjective(ManyTuples):
             least = d.nan_to_num(nan=inf).amin(0)
             # Within a class rows ascend with the rank: of equals the first one is the lowest.
             rank = torch.arange(len(d), device=self.device)[:, None]
-            first = rank.expand(d.shape).masked_fill(d != least, len(d) - 1).amin(0)
+            first = rank.where(d == least, len(d) - 1).amin(0)
             row = candidate.gather(0, first[None])[0].where(least < nearest, row)
             nearest = torch.minimum(nearest, least)
         return nearest, row
@@ -58,6 +58,9 @@ class LogSumObjective(ManyTuples):
             yield nearest[None], measure(self.rows, nearest[None])
         else:
             yield from self.each_positive()
+
+    def _rate(self) -> Tensor:
+        return torch.tensor(self.rate, dtype=torch.float64, device=self.device)
 
 
 def softplus(z: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ class MultiSimilarity(LogSumObjective):
 
     def limits(self, farthest: Tensor) -> Tensor:
         limit = (farthest.double() + self.numbers.epsilon).to(self.rows.kind)
-        return limit.masked_fill(~self.rows.valid, -inf)
+        return limit.where(self.rows.valid, -inf)
 
     def farthest_positives(self) -> Tensor:
         """(L,) distances, −∞ for none."""
@@ -41,25 +41,24 @@ class MultiSimilarity(LogSumObjective):
         total = self.by_anchor(0)
         for _, d in self.each_positive():
             terms = (self.positive_exponent(d) - largest).exp()
-            total += terms.masked_fill(~self.is_kept(d, nearest), 0).sum(0)
+            total += terms.where(self.is_kept(d, nearest), 0).sum(0)
         return total
 
     def terms(self) -> Terms:
         """Both logs are saved relative to their largest exponents, beside which their own digits would be
         lost."""
-        beta, invalid = self.numbers.beta, ~self.rows.valid
+        beta, valid = self.numbers.beta, self.rows.valid
         nearest_positive, easy = self.nearest_positives()
         farthest = self.farthest_positives()
         nearest, negative_sum = self.sum_negatives(self.limits(farthest))
         largest = self.positive_exponent(nearest_positive if self.easy else farthest)
-        sums = self.positive_sums(nearest, largest).masked_fill(invalid, 0)
-        positive = log_one_plus(largest.masked_fill(invalid, 0), sums)
-        reference = (beta * (1 - self.numbers.base - nearest.double())).masked_fill(invalid, 0)
-        negative = log_one_plus(reference, negative_sum.masked_fill(invalid, 0))
+        positive = log_one_plus(largest.where(valid, 0), self.positive_sums(nearest, largest).where(valid, 0))
+        reference = (beta * (1 - self.numbers.base - nearest.double())).where(valid, 0)
+        negative = log_one_plus(reference, negative_sum.where(valid, 0))
         losses = positive / self.numbers.alpha + negative / beta
-        log_sum = (negative - reference).masked_fill(~(negative_sum > 0), 0)
+        log_sum = (negative - reference).where(negative_sum > 0, 0)
         saved = torch.stack([nearest.double(), log_sum, farthest.double(), positive - largest])
-        saved = saved.masked_fill(invalid, 0).to(self.rows.kind)
+        saved = saved.where(valid, 0).to(self.rows.kind)
         picks = torch.stack([easy, torch.full_like(easy, -1)])
         return self.terms_together(losses, (losses > 0).double(), picks=picks, saved=saved)
 
@@ -81,5 +80,4 @@ class MultiSimilarity(LogSumObjective):
 
 def log_one_plus(exponent: Tensor, total: Tensor) -> Tensor:
     """ln(1 + e^exponent · total)."""
-    nothing = ~(total > 0)
-    return softplus(exponent + total.masked_fill(nothing, 1).log()).masked_fill(nothing, 0)
+    return softplus(exponent + total.where(total > 0, 1).log()).where(total > 0, 0)

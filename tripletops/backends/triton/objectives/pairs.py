@@ -37,10 +37,9 @@ class PairHinges(ManyTuples):
         distances = torch.full((2, self.length), torch.nan, dtype=self.rows.kind, device=self.device)
         if self.picks_positives or self.picks_negatives:
             assert isinstance(self.given, Call)
-            picked = Selection(self.given).select()
-            alive = self.rows.anchors.row >= 0
-            picks = self.rows.by_position(picked.picks).masked_fill(~alive, -1).to(torch.int32)
-            distances = self.rows.by_position(picked.distances).masked_fill(~alive, torch.nan)
+            picked = Selection(self.rows, self.codes, self.numbers, self.given.seed).select()
+            picks = torch.stack([picked.positive, picked.negative])
+            distances = torch.stack([picked.d_ap, picked.d_an])
         positive_loss, positive_terms = self._positive_terms(distances[0])
         negative_loss, negative_terms = self._negative_terms(distances[1])
         counts = torch.stack([positive_terms, negative_terms]).to(self.rows.kind)
@@ -81,4 +80,4 @@ class PairHinges(ManyTuples):
 def above_zero(terms: Tensor) -> tuple[Tensor, Tensor]:
     """Of (lists, L) terms, NaN for none: the sums of those above 0 and their numbers."""
     above = terms > 0
-    return terms.masked_fill(~above, 0).sum(0), above.sum(0).double()
+    return terms.where(above, 0).sum(0), above.sum(0).double()

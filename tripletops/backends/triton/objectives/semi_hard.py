@@ -24,7 +24,7 @@ from tripletops.backends.triton.extremes import (
 )
 from tripletops.backends.triton.gradient import Pulling
 from tripletops.backends.triton.objectives import Kept, ManyTuples, Shares, Terms, Upstream
-from tripletops.backends.triton.pairs import Lists, measure, settle
+from tripletops.backends.triton.pairs import Lists, measure
 from tripletops.backends.triton.tiles import RANKS as CARRIED
 from tripletops.backends.triton.walk import (
     KEYS,
@@ -116,12 +116,12 @@ _KEPT = len(OBJECTIVE["semi_hard"].saved)
 class SemiHard(ManyTuples):
     def positive_keys(self, first: int, last: int) -> Tensor:
         """(ranks, L) infinite for none."""
-        half, ranks = self.rows.anchors.tiled.half, last - first
+        half, ranks = self.rows.anchors.half, last - first
         carried = 1 if ranks == 1 else CARRIED
         chunks = -(-ranks // carried)
         keeper = Keeper(
             _KEYS,
-            Ranked(self.rows.anchors.names.begin + first),
+            Ranked(self.rows.begin + first),
             lambda splits: Keys(half.new_empty((splits, chunks * carried, self.length))),
         )
         kept, _ = walk(self.rows, "select", KEYS, positives=keeper, ranks=carried, chunks=chunks)
@@ -139,22 +139,21 @@ class SemiHard(ManyTuples):
             lambda splits: Found(*fresh(rows, splits, len(padded)), *fresh(rows, splits)),
         )
         _, found = walk(rows, "select", KEYS, negatives=keeper, ranks=carried, chunks=chunks)
-        beyond = merged(Best(found.key, found.row)).row[0, : len(floors)]
-        return beyond, merged(Best(found.farthest_key, found.farthest_row)).row[0, 0]
+        beyond = merged(Best(found.key, found.row))[1][: len(floors)]
+        return beyond, merged(Best(found.farthest_key, found.farthest_row))[1][0]
 
     def pairs(self, first: int, last: int) -> tuple[Lists, Lists]:
         """The positives of these ranks and their negatives; the weights are 1 and −1 where active."""
         rows = self.rows
         positive, d_ap = self.positives(first, last)
         keys = self.positive_keys(first, last)
-        negative, farthest = self.beyond_or_farthest(keys.masked_fill(positive < 0, inf))
-        negative = negative.masked_fill(positive < 0, -1)
-        d_an = measure(rows, negative)
-        settle(rows, negative, d_an, d_ap, 0.0)
-        far = farthest.masked_fill(~rows.valid, -1)[None]
+        negative, farthest = self.beyond_or_farthest(keys.where(positive >= 0, inf))
+        negative = negative.where(positive >= 0, -1).contiguous()
+        d_an = measure(rows, negative, d_ap)
+        far = farthest.where(rows.valid, -1)[None]
         beyond = negative >= 0
         d_an = d_an.where(beyond, measure(rows, far))
-        negative = negative.where(beyond, far).masked_fill(positive < 0, -1)
+        negative = negative.where(beyond, far).where(positive >= 0, -1)
         active = ((self.losses(d_ap, d_an) > 0) & (positive >= 0)).to(rows.kind)
         return Lists(positive, d_ap, active), Lists(negative, d_an, -active)
 
@@ -167,14 +166,14 @@ class SemiHard(ManyTuples):
         for first, last in self.ranks:
             positive, negative = self.pairs(first, last)
             terms = self.losses(positive.distance, negative.distance)
-            losses += terms.masked_fill(positive.weight <= 0, 0).sum(0)
+            losses += terms.where(positive.weight > 0, 0).sum(0)
             active += positive.weight.double().sum(0)
             countable = (negative.candidate + 1).where(negative.candidate < 1 << 24, 0)
             kept[first:last] = countable[: max(_KEPT - first, 0)]
         return self.terms_together(losses, active)._replace(saved=kept)
 
     def shares(self, positives_above_zero: Tensor, negatives_above_zero: Tensor) -> Shares:
-        pairs = self.rows.positives.masked_fill(~self.rows.valid, 0).sum()
+        pairs = self.rows.positives.where(self.rows.valid, 0).sum()
         return self.shares_of(pairs.double(), negatives_above_zero)
 
     def pull(self, to: Pulling, kept: Kept, upstream: Upstream) -> None:

@@ -34,14 +34,14 @@ class Supcon(LogSumObjective):
         for _, d in self.each_positive():
             base = torch.minimum(base, d.nan_to_num(nan=inf).amin(0))
             total += d.double().nan_to_num(nan=0).sum(0)
-        apart = (base.double() - nearest.double()).masked_fill(nearest == inf, 0)
+        apart = (base.double() - nearest.double()).where(nearest < inf, 0)
         z = negative_sum * (rate * apart).exp()
         for _, d in self.each_positive():
             z += (rate * (base.double() - d.double())).exp().nan_to_num(nan=0).sum(0)
-        log_z = z.masked_fill(~counted, 1).log()
+        log_z = z.where(counted, 1).log()
         losses = rate * (total / self.rows.positives.clamp(min=1) - base.double()) + log_z
-        losses = losses.masked_fill(~counted, 0)
-        saved = torch.stack([base.double(), log_z]).masked_fill(~counted, 0).to(self.rows.kind)
+        losses = losses.where(counted, 0)
+        saved = torch.stack([base.double(), log_z]).where(counted, 0).to(self.rows.kind)
         return self.terms_together(losses, (losses > 0).double(), saved=saved)
 
     def shares(self, positives_above_zero: Tensor, negatives_above_zero: Tensor) -> Shares:

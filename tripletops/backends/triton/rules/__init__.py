@@ -8,10 +8,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from torch import Tensor
+
 from tripletops._words import Word
 
 if TYPE_CHECKING:
-    from tripletops.backends.triton.extremes import Best
     from tripletops.backends.triton.selection import Selection
     from tripletops.backends.triton.walk import Consumer
 
@@ -26,13 +27,17 @@ class Rule:
         """What is kept, where the rule is an extreme: both sides' extremes are found in one walk."""
         return None
 
-    def pick(self, selection: Selection) -> Best:
-        """Positives are there before negatives are picked."""
+    def pick(self, selection: Selection) -> Tensor:
+        """(L,) rows by position, −1 for none. Positives are there before negatives are picked."""
         return selection.nobody()
 
-    # Whether a pick is replaced that turns out not strictly farther than the positive + offset, once the
-    # distances that are reported have been measured.
+    # Whether picks are compared with the distances that are reported, once these have been measured. A pick
+    # that is not above its floor is then replaced by the nearest candidate that is.
     settles = False
+
+    def floors(self, selection: Selection, d_ap: Tensor) -> Tensor:
+        """What the distance of a pick has to be above, given that of the positive."""
+        raise AssertionError("this rule does not settle")
 
 
 def rule_of(word: Word, positives: bool) -> Rule:

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tripletops.backends.triton.draws import draw, draw_among, fresh, start_draw
-from tripletops.backends.triton.extremes import FARTHEST, NEAREST, Best, merged, search, store_best
+from tripletops.backends.triton.extremes import FARTHEST, NEAREST, merged, search, store_best
 from tripletops.backends.triton.rules import Rule
 from tripletops.backends.triton.selection import Selection
 from tripletops.backends.triton.walk import KEYS, Consumer, Keeper, walk
@@ -41,7 +41,7 @@ _NEARER = Consumer(start_draw, _take_nearer, store_best)
 class SofthardRule(Rule):
     """The same tiles compute the limits and the keys, so that duplicates of the limit are not beyond it."""
 
-    def pick(self, selection: Selection) -> Best:
+    def pick(self, selection: Selection) -> Tensor:
         rows = selection.rows
 
         def keeper(consumer: Consumer, limit: Tensor) -> Keeper:
@@ -51,10 +51,10 @@ class SofthardRule(Rule):
         if self.positives:
             _, nearest = search(rows, negative=NEAREST)
             assert nearest is not None
-            drawn, _ = walk(rows, "select", KEYS, positives=keeper(_FARTHER, merged(nearest).key))
+            drawn, _ = walk(rows, "select", KEYS, positives=keeper(_FARTHER, nearest.key))
         else:
             farthest, _ = search(rows, positive=FARTHEST)
             assert farthest is not None
-            limit = merged(farthest, negated=True).key
-            _, drawn = walk(rows, "select", KEYS, negatives=keeper(_NEARER, limit))
-        return merged(drawn, draw(rows, selection.seed, positives=self.positives))
+            _, drawn = walk(rows, "select", KEYS, negatives=keeper(_NEARER, farthest.key))
+        chosen = merged(drawn)[1][0]
+        return chosen.where(chosen >= 0, draw(rows, selection.seed, positives=self.positives))
