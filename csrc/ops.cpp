@@ -130,8 +130,6 @@ class Words {
   size_t next_ = 0;
 };
 
-constexpr int64_t kCodes = 6;
-
 // `draws`: whether a seed is used.
 Call call_of(const CallArguments& given, bool draws) {
   Call call;

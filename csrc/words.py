@@ -65,6 +65,7 @@ namespace tripletops {{
 struct Numbers {{
 {members}
 }};
+constexpr int64_t kCodes = {len(words.Codes._fields)};
 constexpr int64_t kNumbers = {len(words.NUMBERS)};
 
 // Whether a rule needs a seed.
